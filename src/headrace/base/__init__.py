@@ -1,0 +1,1 @@
+"""Floor 0: what every room may use: errors, decisions, registry, log, environment."""

@@ -1,0 +1,61 @@
+"""The only reader of `os.environ`: every variable, typed, with what it does.
+
+Unknown names with our prefix are reported by `unknown_variables`, so that a typing error is seen.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.base.errors import ConfigError
+
+PREFIX = "HEADRACE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    name: str
+    meaning: str
+    default: str
+
+
+VARIABLES = {
+    variable.name: variable
+    for variable in (
+        Variable(
+            name="HEADRACE_CACHE",
+            meaning="folder for converted and assembled model files",
+            default="~/.cache/headrace",
+        ),
+        Variable(
+            name="HEADRACE_LOG_LEVEL",
+            meaning="log level of the command line: debug, info, warning, error",
+            default="warning",
+        ),
+    )
+}
+
+
+def cache_dir() -> Path:
+    """Folder for files the engine makes (assembled GGUF parts, caches); created when missing."""
+    path = Path(_read("HEADRACE_CACHE")).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def log_level() -> str:
+    level = _read("HEADRACE_LOG_LEVEL").lower()
+    if level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(
+            f"HEADRACE_LOG_LEVEL is {level!r}", remedy="Use debug, info, warning or error"
+        )
+    return level
+
+
+def unknown_variables() -> list[str]:
+    """Names in the environment that carry our prefix and mean nothing to us."""
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES)
+
+
+def _read(name: str) -> str:
+    return os.environ.get(name) or VARIABLES[name].default

@@ -1,0 +1,48 @@
+"""The errors a user or a file can cause. `assert` stays for our own bugs.
+
+Every error says what happened, why, and what to do about it; the three parts are kept apart so
+that a server can put them where its clients look.
+"""
+
+
+class HeadraceError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        what: what is wrong, one sentence, naming the thing (field, file, tensor).
+        why: the rule or fact behind it.
+        remedy: what the reader can do.
+    """
+
+    def __init__(self, what: str, *, why: str = "", remedy: str = "") -> None:
+        self.what, self.why, self.remedy = what, why, remedy
+        super().__init__(" ".join(_sentence(part) for part in (what, why, remedy) if part))
+
+
+class ConfigError(HeadraceError, ValueError):
+    """An engine option has a bad value, or options that cannot go together were asked for."""
+
+
+class CheckpointError(HeadraceError):
+    """A model file is missing, truncated, of the wrong shape, or does not fit the model."""
+
+
+class UnsupportedError(HeadraceError):
+    """A model, format, backend or path that this engine refuses, with the list of what it takes."""
+
+
+class RequestError(HeadraceError, ValueError):
+    """A request that can never be served; nothing ran and no other request is touched."""
+
+
+class CapacityError(HeadraceError):
+    """The device has too little memory for what was asked."""
+
+
+class NotFoundError(HeadraceError):
+    """A model name that is neither a path, a short name nor a reachable hub id."""
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", ":", ")")) else text + "."
