@@ -1,0 +1,28 @@
+"""Headrace: an engine that executes large language models and shows its work.
+
+The names below are imported when they are first used, so that `import headrace` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headrace.version import __version__
+
+if TYPE_CHECKING:
+    from headrace.config.engine_config import EngineConfig
+    from headrace.llm import LLM
+    from headrace.request.sampling_params import SamplingParams
+
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "headrace.llm",
+    "EngineConfig": "headrace.config.engine_config",
+    "SamplingParams": "headrace.request.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,73 @@
+"""What comes out of a forward and of sampling. Shapes: S sampling rows, V vocabulary."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.base.decision import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Logprobs of S chosen tokens, on the device.
+
+    Attributes:
+        chosen: [S] float32; rank: [S] int64, 1 is the likeliest.
+        top_values, top_ids: [S, n] float32 and int64, largest first, ties by lowest id.
+        extra: [S, M] float32, logprobs of ids asked by name, `None` when none were.
+        extra_rank: [S, M] int64.
+    """
+
+    chosen: Tensor
+    rank: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+    extra: Tensor | None = None
+    extra_rank: Tensor | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class LogitsProcessorOutput:
+    """Logits of a step.
+
+    Attributes:
+        next_token_logits: [S, V] float32, one row per sampling sequence; may be changed by the
+            sampler.
+        next_token_ids: [S] int64 when the path has sampled already (a decode graph).
+        prompt_logprobs: of the prompt tokens asked for, in the order of the request.
+    """
+
+    next_token_logits: Tensor
+    next_token_ids: Tensor | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPProxyTensors:
+    """What one pipeline stage hands to the next: name -> [T, H]."""
+
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """One forward's result, with the path it took and why better ones were refused."""
+
+    logits_output: LogitsProcessorOutput | PPProxyTensors
+    path: str
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOutput:
+    """Sampled tokens, on the device.
+
+    Attributes:
+        next_token_ids: [S] int64.
+        finite: [S] bool, False where a live row's logits held NaN or +inf; such a row has failed.
+        logprobs: `None` when no row asked.
+    """
+
+    next_token_ids: Tensor
+    finite: Tensor
+    logprobs: TokenLogprobs | None = None

@@ -1,0 +1,48 @@
+"""Which rows of a step sample, and what the sampler may skip for them.
+
+The parameters themselves are columns of the rows on the device; only what the host must know to
+leave work out, and what only the host can make (masks), travels here.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobRequest:
+    """Logprobs of the sampled tokens of a step.
+
+    Attributes:
+        top: the largest n of the rows; -1 when no row asks.
+        token_ids: [S, M] int64, further ids of each row padded with -1; `None` when no row asks.
+        processed: [S] bool, rows that want them after penalties, bias, mask and filters.
+    """
+
+    top: int
+    token_ids: Tensor | None = None
+    processed: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatchInfo:
+    """Sampling of one step over S of its B sequences.
+
+    Attributes:
+        rows: [S] int64, rows that sample.
+        sequence_index: [S] int64, their places among the B sequences of the batch.
+        all_greedy: every row has temperature 0.
+        any_penalties, any_bias, any_filters, any_min_tokens: some row uses the feature.
+        mask: [S, V] bool, True where a token is forbidden, for rows whose mask the host makes.
+        logprobs: what to return, `None` when no row asks.
+    """
+
+    rows: Tensor
+    sequence_index: Tensor
+    all_greedy: bool
+    any_penalties: bool = False
+    any_bias: bool = False
+    any_filters: bool = False
+    any_min_tokens: bool = False
+    mask: Tensor | None = None
+    logprobs: LogprobRequest | None = None

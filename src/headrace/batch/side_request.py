@@ -1,0 +1,27 @@
+"""What leaves a forward besides the logits of each sequence's last token."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobRequest:
+    """Logprobs of prompt tokens computed in this step.
+
+    Attributes:
+        token_index: [M] int64, places among the T tokens whose logits are needed.
+        targets: [M] int64, the prompt token that follows each.
+        top: the largest n asked.
+    """
+
+    token_index: Tensor
+    targets: Tensor
+    top: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRequest:
+    """Side outputs asked of one forward; the default asks for none."""
+
+    prompt_logprobs: PromptLogprobRequest | None = None

@@ -1,0 +1,47 @@
+"""The plan: every choice of a runner with its reason, from asked x persona x hardware."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.base.decision import Decision
+from headrace.config.persona import RopeTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopePlan:
+    """A rope with everything length-dependent settled (dynamic NTK, LongRoPE).
+
+    `length` is the max_model_len the frequencies were fixed for.
+    """
+
+    traits: RopeTraits
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One field per decision, in the order `explain` shows them."""
+
+    device: Decision[str]
+    load_format: Decision[str]
+    dtype: Decision[str]
+    kv_cache_dtype: Decision[str]
+    max_model_len: Decision[int]
+    ropes: Decision[dict[str, RopePlan]]
+    page_size: Decision[int]
+    prefill_attention: Decision[str]
+    decode_attention: Decision[str]
+    decode_graph: Decision[str | tuple[int, ...]]
+    prefill_graph: Decision[str]
+    cpu_graph: Decision[str]
+    prefix_cache: Decision[bool]
+    overlap: Decision[bool]
+    chunked_prefill_size: Decision[int]
+    max_running_requests: Decision[int]
+    mem_fraction: Decision[float]
+    max_total_tokens: Decision[int | None]
+    window_pool: Decision[str]
+
+    def __iter__(self) -> Iterator[Decision[Any]]:
+        return (getattr(self, entry.name) for entry in fields(self))

@@ -1,0 +1,28 @@
+"""How a sequence ends, and what is known about a token's probability."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one ending of a sequence.
+
+    `stop_reason` is the stop string or stop token id that ended it (None for the model's own end
+    token); `message` says what went wrong for "error", who asked for "abort".
+    """
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithm of a token's probability, its rank (1 is the likeliest), its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None

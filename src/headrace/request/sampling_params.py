@@ -1,0 +1,196 @@
+"""How tokens are chosen for one request. Names follow vLLM; validated when made."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.base.errors import RequestError
+
+MAX_LOGPROBS = 1024
+MAX_SEQUENCES = 1024
+MAX_STOP_IDS = 64
+_INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling options of one request.
+
+    Attributes:
+        max_tokens: most tokens to make; `None` lets the face decide (128 offline, the rest of the
+            context in chat, 16 for raw HTTP completions).
+        min_tokens: stop ids (end of sequence included) are masked until so many are made.
+        temperature: 0 takes the arg-max; logits are divided by it otherwise.
+        top_p, top_k, min_p: filters, applied in the order top-k, top-p, min-p; top_k -1 or 0 and
+            top_p 1 and min_p 0 mean off.
+        seed: `None` draws one at admission. Sequence i of n uses a stream of its own.
+        n: sequences per prompt.
+        stop: strings that end the text; `stop_token_ids`: tokens that end it.
+        ignore_eos: the model's own end tokens do not end it.
+        presence_penalty, frequency_penalty: subtracted for tokens of the output (OpenAI).
+        repetition_penalty: divides positive, multiplies negative logits of tokens of prompt and
+            output (CTRL, Keskar et al. 2019).
+        logit_bias: token id -> value added to its logit.
+        bad_words: strings that must not appear; allowed_token_ids: the only ids that may.
+        logprobs: top n of each output token (0: the chosen one only); prompt_logprobs likewise.
+        logprobs_mode: raw (before penalties, bias, mask and filters) or processed (after them).
+        logprob_token_ids: ids whose logprobs are always returned too.
+        return_hidden_states, return_routed_experts: side outputs.
+        include_stop_str_in_output, skip_special_tokens: how the text is cut.
+
+    Raises:
+        RequestError: (a ValueError) naming field, value and range.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    logprob_token_ids: Sequence[int] = ()
+    return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, None)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -_INT64, _INT64 - 1)
+        _integer("n", self.n, 1, MAX_SEQUENCES)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        self._normalise_stops()
+        self._normalise_ids()
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise _bad("logprobs_mode", self.logprobs_mode, "raw or processed")
+        for name in (
+            "ignore_eos",
+            "return_hidden_states",
+            "return_routed_experts",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(name, getattr(self, name), "True or False")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.logit_bias) or self.allowed_token_ids is not None
+
+    @property
+    def has_filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `RequestError` when a token id of any field is not in [0, vocab_size)."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logprob_token_ids", self.logprob_token_ids),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise _bad(name, token, f"token ids in [0, {vocab_size})")
+
+    def _normalise_stops(self) -> None:
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            strings = (value,) if isinstance(value, str) else value
+            if strings is None:
+                strings = ()
+            if not isinstance(strings, Iterable):
+                raise _bad(name, value, "a string or a list of strings")
+            strings = tuple(strings)
+            if any(not isinstance(text, str) or not text for text in strings):
+                raise _bad(name, value, "strings that are not empty")
+            self._set(name, strings)
+
+    def _normalise_ids(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            value = getattr(self, name)
+            if value is None:
+                self._set(name, None if name == "allowed_token_ids" else ())
+                continue
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise _bad(name, value, "a list of token ids")
+            ids = tuple(value)
+            for token in ids:
+                _integer(name, token, 0, None)
+            self._set(name, ids)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise _bad("allowed_token_ids", self.allowed_token_ids, "at least one token id")
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise _bad("stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise _bad("logit_bias", self.logit_bias, "a mapping of token id to number")
+            for token, value in self.logit_bias.items():
+                _integer("logit_bias", token, 0, None)
+                _number("logit_bias", value, -1e6, 1e6)
+            self._set("logit_bias", dict(self.logit_bias))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # normalising a frozen field, once, while it is made
+
+
+def _bad(name: str, value: object, allowed: str) -> RequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return RequestError(f"{name} is {shown}", remedy=f"Allowed: {allowed}")
+
+
+def _integer(name: str, value: Any, low: int, high: int | None) -> None:
+    allowed = f"whole numbers of at least {low}" if high is None else f"integers in [{low}, {high}]"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _bad(name, value, allowed)
+    if value < low or (high is not None and value > high) or value >= _INT64:
+        raise _bad(name, value, allowed)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    allowed = f"numbers in {'(' if open_low else '['}{low:g}, {high:g}]"
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _bad(name, value, allowed)
+    if value > high or value < low or (open_low and value == low):
+        raise _bad(name, value, allowed)
