@@ -1,0 +1,275 @@
+"""Paged decode attention in Triton: split-KV, all query heads of a KV head in one program.
+
+Reading K and V once is the whole cost of decode. The heads of a group share each block they read,
+and a row's keys are cut over several programs when the batch alone does not fill the device
+(flash-decoding, Dao et al., 2023). Meaning and shapes: `attention_twins.paged_decode`.
+
+Runtime integers are not specialised, and strides of the pool are constants of a model: a model has
+two variants (one split, several) and the combine kernel, however batches look.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.attention_math_triton import (
+    LN_2,
+    add_sink,
+    base2_logits,
+    base2_lse,
+    block_keys,
+    check_arguments,
+    divide,
+    load_rows,
+    padded,
+    softmax_step,
+)
+from headrace.kernels.decode_splits import DecodeScratch, decode_splits
+
+COMBINE_BLOCK = 16  # splits that the combine kernel reads at once
+BLOCK_BYTES = 32 * 1024  # of K and V in flight per pipeline stage
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    max_seq_len: int | None = None,
+    splits: int | None = None,
+    scratch: DecodeScratch | None = None,
+) -> Tensor:
+    """`attention_twins.paged_decode`, with the kernel's own two arguments.
+
+    Args:
+        max_seq_len: host bound on `seq_lens` for the choice of splits; results do not depend on it.
+        splits: programs per row and KV head; `decode_splits` chooses if absent. A constant makes a
+            row's result the same bits in every batch.
+        scratch: where splits meet; allocated if absent and needed.
+
+    Raises:
+        UnsupportedError: device, dtype, head size or page size the kernel does not take.
+    """
+    batch, heads, dim = q.shape
+    page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
+    if out is None:
+        out = q.new_empty(batch, heads, value_dim)
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])])
+    if batch == 0:
+        return out
+    if splits is None:
+        splits = decode_splits(
+            batch=batch,
+            kv_heads=kv_heads,
+            max_seq_len=max_seq_len or page_table.shape[1] * page,
+            multiprocessors=_multiprocessors(q.device),
+            window=window,
+        )
+    if splits > 1 and scratch is None:
+        scratch = DecodeScratch.allocate(
+            batch=batch, heads=heads, splits=splits, value_dim=value_dim, device=q.device
+        )
+    parts = None
+    if splits > 1:
+        assert scratch is not None
+        assert scratch.holds(batch=batch, heads=heads, splits=splits, value_dim=value_dim)
+        parts = scratch
+    row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
+    _decode_kernel[(batch, kv_heads, splits)](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        seq_lens,
+        sinks if parts is None else None,
+        out,
+        lse if parts is None else None,
+        None if parts is None else parts.values,
+        None if parts is None else parts.lse,
+        scale,
+        soft_cap,
+        window,
+        page_table.stride(0),
+        q.stride(0),
+        q.stride(1),
+        GROUP=heads // kv_heads,
+        GROUP_PAD=padded(heads // kv_heads),
+        DIM=dim,
+        DIM_PAD=padded(dim),
+        VALUE_DIM=value_dim,
+        VALUE_PAD=padded(value_dim),
+        PAGE=page,
+        BLOCK=block_keys(row_bytes, BLOCK_BYTES),
+        K_STRIDES=k_cache.stride()[:3],
+        V_STRIDES=v_cache.stride()[:3],
+        num_warps=4,
+        num_stages=3,
+    )
+    if parts is not None:
+        _combine_kernel[(batch, heads)](
+            parts.values,
+            parts.lse,
+            sinks,
+            out,
+            lse,
+            splits,
+            BLOCK=COMBINE_BLOCK,
+            VALUE_DIM=value_dim,
+            VALUE_PAD=padded(value_dim),
+            num_warps=4,
+        )
+    return out
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit(
+    do_not_specialize=["window", "table_stride"],
+    do_not_specialize_on_alignment=["page_table", "seq_lens", "sinks", "lse"],
+)
+def _decode_kernel(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    seq_lens,
+    sinks,
+    out,
+    lse,
+    part_values,
+    part_lse,
+    scale,
+    soft_cap,
+    window,
+    table_stride,
+    q_row_stride,
+    q_head_stride,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+):
+    """One program: one row, one KV head, one split of the keys. Without `part_values` it is whole.
+
+    The keys from the window's first to the row's last are cut into equal runs of whole blocks by
+    the length on the device; a split past the end only says that it saw nothing.
+    """
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    splits = tl.num_programs(2)
+    end = tl.load(seq_lens + row)
+    first = 0
+    if window is not None:
+        first = tl.maximum(end - window, 0)
+    aligned = first // BLOCK * BLOCK  # a block that is no larger than a page stays in one page
+    run = tl.cdiv(tl.cdiv(end - aligned, splits), BLOCK) * BLOCK
+    start = aligned + split * run
+    stop = tl.minimum(start + run, end)
+
+    member = tl.arange(0, GROUP_PAD)
+    head = kv_head * GROUP + member
+    column = tl.arange(0, DIM_PAD)
+    q_mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    q_offsets = row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + column[None, :]
+    query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [GROUP_PAD, DIM_PAD]
+
+    table = page_table + row.to(tl.int64) * table_stride
+    keys = k_cache + kv_head * K_STRIDES[2]
+    vals = v_cache + kv_head * V_STRIDES[2]
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    values = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
+    for block in range(start, stop, BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        live = (position >= first) & (position < stop)
+        pages = tl.load(table + position // PAGE, mask=live, other=0)
+        k = load_rows(keys, pages, position % PAGE, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
+        v = load_rows(
+            vals, pages, position % PAGE, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
+        )
+        logits = base2_logits(query, k, scale, soft_cap)
+        logits = tl.where(live[None, :], logits, float("-inf"))
+        top, total, values = softmax_step(logits, v, top, total, values)
+
+    place = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + head  # [GROUP_PAD] of [B, N]
+    value_column = tl.arange(0, VALUE_PAD)
+    out_mask = (member < GROUP)[:, None] & (value_column < VALUE_DIM)[None, :]
+    if part_values is None:
+        if sinks is not None:
+            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0)
+            top, total, values = add_sink(sink, top, total, values)
+        out_offsets = place[:, None] * VALUE_DIM + value_column[None, :]
+        tl.store(out + out_offsets, divide(values, total).to(out.dtype.element_ty), mask=out_mask)
+        if lse is not None:
+            tl.store(lse + place, base2_lse(top, total) * LN_2, mask=member < GROUP)
+    else:
+        part = place * splits + split
+        tl.store(part_lse + part, base2_lse(top, total), mask=member < GROUP)
+        if start < end:
+            part_offsets = part[:, None] * VALUE_DIM + value_column[None, :]
+            tl.store(part_values + part_offsets, divide(values, total), mask=out_mask)
+
+
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["sinks", "lse"],
+)
+def _combine_kernel(
+    part_values,
+    part_lse,
+    sinks,
+    out,
+    lse,
+    splits,
+    BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    """One program: one row and query head. Weighs the splits' values by their sums."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    place = row.to(tl.int64) * heads + head
+    column = tl.arange(0, VALUE_PAD)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    values = tl.zeros([1, VALUE_PAD], tl.float32)
+    for block in range(0, splits, BLOCK):
+        split = block + tl.arange(0, BLOCK)
+        part = place * splits + split
+        sums = tl.load(part_lse + part, mask=split < splits, other=float("-inf"))
+        # Splits that saw nothing left their values unwritten.
+        mask = (sums > float("-inf"))[:, None] & (column < VALUE_DIM)[None, :]
+        rows = tl.load(
+            part_values + part[:, None] * VALUE_DIM + column[None, :], mask=mask, other=0.0
+        )
+        new_top = tl.maximum(top, tl.max(sums, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(sums - base)  # [BLOCK]
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 0)
+        values = values * shrink[:, None] + tl.sum(rows * weights[:, None], 0)[None, :]
+        top = new_top
+    if sinks is not None:
+        top, total, values = add_sink(tl.load(sinks + head), top, total, values)
+    out_offsets = place * VALUE_DIM + column[None, :]
+    result = divide(values, total).to(out.dtype.element_ty)
+    tl.store(out + out_offsets, result, mask=(column < VALUE_DIM)[None, :])
+    if lse is not None:
+        tl.store(lse + place + tl.arange(0, 1), base2_lse(top, total) * LN_2)

@@ -1,0 +1,192 @@
+"""Paged extend attention in Triton: new tokens over a cached prefix and over each other.
+
+A tile holds the query heads of one KV head for a few consecutive queries, head by head within a
+query: each key block is read once for the group, and short extends (a decode row in a mixed batch)
+waste little. Blocks outside the causal range and the window of the tile are not visited. Meaning
+and shapes: `attention_twins.paged_extend`.
+
+Runtime integers are not specialised: a model has one variant, however batches look.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.attention_math_triton import (
+    LN_2,
+    add_sink,
+    base2_logits,
+    base2_lse,
+    block_keys,
+    check_arguments,
+    divide,
+    load_rows,
+    padded,
+    softmax_step,
+)
+
+BLOCK_BYTES = 32 * 1024  # of K and V in flight per pipeline stage
+TILE_ROWS = {2: 64, 4: 32}  # rows of a tile by bytes of an element
+
+
+def paged_extend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    extend_start: Tensor,
+    extend_lens: Tensor,
+    prefix_lens: Tensor,
+    *,
+    max_extend: int,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """`attention_twins.paged_extend`; padding rows of `out` are likewise left as they were.
+
+    Raises:
+        UnsupportedError: device, dtype, head size or page size the kernel does not take.
+    """
+    tokens, heads, dim = q.shape
+    page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
+    if out is None:
+        out = q.new_zeros(tokens, heads, value_dim)
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])])
+    batch = extend_lens.shape[0]
+    if batch == 0 or max_extend == 0 or tokens == 0:
+        return out
+    group = heads // kv_heads
+    rows = max(padded(group), TILE_ROWS[q.element_size()])
+    row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
+    _extend_kernel[(triton.cdiv(max_extend, rows // group), kv_heads, batch)](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        extend_start,
+        extend_lens,
+        prefix_lens,
+        sinks,
+        out,
+        lse,
+        scale,
+        soft_cap,
+        window,
+        page_table.stride(0),
+        q.stride(0),
+        q.stride(1),
+        GROUP=group,
+        ROWS=rows,
+        DIM=dim,
+        DIM_PAD=padded(dim),
+        VALUE_DIM=value_dim,
+        VALUE_PAD=padded(value_dim),
+        PAGE=page,
+        BLOCK=block_keys(row_bytes, BLOCK_BYTES),
+        K_STRIDES=k_cache.stride()[:3],
+        V_STRIDES=v_cache.stride()[:3],
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+@triton.jit(
+    do_not_specialize=["window", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "page_table",
+        "extend_start",
+        "extend_lens",
+        "prefix_lens",
+        "sinks",
+        "lse",
+    ],
+)
+def _extend_kernel(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    extend_start,
+    extend_lens,
+    prefix_lens,
+    sinks,
+    out,
+    lse,
+    scale,
+    soft_cap,
+    window,
+    table_stride,
+    q_row_stride,
+    q_head_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+):
+    """One program: one tile of queries, one KV head, one sequence."""
+    QUERIES: tl.constexpr = ROWS // GROUP
+    # Late tiles see the most keys: they start first, so that none of them is left alone at the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head, sequence = tl.program_id(1), tl.program_id(2)
+    queries = tl.load(extend_lens + sequence)
+    begin = tile * QUERIES
+    if begin >= queries:
+        return
+    prefix = tl.load(prefix_lens + sequence)
+    last = tl.minimum(begin + QUERIES, queries)  # one past the tile's last query
+
+    member = tl.arange(0, ROWS)
+    index = begin + member // GROUP
+    head = kv_head * GROUP + member % GROUP
+    exists = index < last
+    token = (tl.load(extend_start + sequence) + index).to(tl.int64)
+    column = tl.arange(0, DIM_PAD)
+    q_offsets = token[:, None] * q_row_stride + head[:, None] * q_head_stride + column[None, :]
+    q_mask = exists[:, None] & (column < DIM)[None, :]
+    query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [ROWS, DIM_PAD]
+
+    place = prefix + index  # position of each query
+    first, stop = 0, prefix + last  # keys that some query of the tile sees
+    if window is not None:
+        first = tl.maximum(prefix + begin - window + 1, 0)
+    table = page_table + sequence.to(tl.int64) * table_stride
+    keys = k_cache + kv_head * K_STRIDES[2]
+    vals = v_cache + kv_head * V_STRIDES[2]
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    for block in range(first // BLOCK * BLOCK, stop, BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        live = (position >= first) & (position < stop)
+        pages = tl.load(table + position // PAGE, mask=live, other=0)
+        k = load_rows(keys, pages, position % PAGE, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
+        v = load_rows(
+            vals, pages, position % PAGE, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
+        )
+        sees = live[None, :] & (position[None, :] <= place[:, None])
+        if window is not None:
+            sees = sees & (position[None, :] > place[:, None] - window)
+        logits = tl.where(sees, base2_logits(query, k, scale, soft_cap), float("-inf"))
+        top, total, values = softmax_step(logits, v, top, total, values)
+
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+        top, total, values = add_sink(sink, top, total, values)
+    entry = token * (tl.num_programs(1) * GROUP) + head  # [ROWS] of [T, N]
+    value_column = tl.arange(0, VALUE_PAD)
+    out_offsets = entry[:, None] * VALUE_DIM + value_column[None, :]
+    out_mask = exists[:, None] & (value_column < VALUE_DIM)[None, :]
+    tl.store(out + out_offsets, divide(values, total).to(out.dtype.element_ty), mask=out_mask)
+    if lse is not None:
+        tl.store(lse + entry, base2_lse(top, total) * LN_2, mask=exists)
