@@ -1,0 +1,128 @@
+"""How many tokens of KV fit: bytes = tokens x bytes per token + fixed bytes. Plain integers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.base.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLine:
+    """One line of the memory table."""
+
+    name: str
+    bytes: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name:<24} {self.bytes / 2**20:>12,.1f} MiB  {self.note}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBudget:
+    """The KV pool that fits.
+
+    `pages` counts the padding page: it is the `num_pages` of pools and allocator. `tokens` is what
+    sequences can use, so `(pages - 1) * page_size`. `bytes` is that of all pages. `reason` says
+    what set the size, with its numbers. `lines` is the table; `str` prints it.
+    """
+
+    tokens: int
+    pages: int
+    bytes: int
+    reason: str
+    lines: tuple[BudgetLine, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(line) for line in self.lines)
+
+
+def plan_kv_tokens(
+    free_bytes: int,
+    fixed: Mapping[str, int],
+    per_token: int,
+    page_size: int,
+    cap_tokens: int | None = None,
+) -> KvBudget:
+    """The largest KV pool that leaves room for everything fixed.
+
+    Args:
+        free_bytes: what may be spent, by `gpu_spendable_bytes` or `cpu_spendable_bytes`.
+        fixed: bytes by name of what is allocated besides KV: graphs, page tables, activations.
+        per_token: bytes of KV of one token, all pools together.
+        page_size: tokens a page.
+        cap_tokens: no more tokens than this, rounded up to whole pages; `None`: no limit.
+
+    Raises:
+        CapacityError: not even one page besides the padding page fits; with all numbers.
+    """
+    fixed_bytes = sum(fixed.values())
+    page_bytes = per_token * page_size
+    spare = free_bytes - fixed_bytes
+    fitting = spare // page_bytes - 1  # the padding page takes one
+    if fitting < 1:
+        parts = ", ".join(f"{name} {count:,}" for name, count in fixed.items())
+        raise CapacityError(
+            f"No room for KV: {free_bytes:,} bytes may be spent, {fixed_bytes:,} are fixed"
+            f"{f' ({parts})' if parts else ''}, and two pages of {page_size} tokens take "
+            f"{2 * page_bytes:,} ({per_token:,} a token)",
+            why="one page is for padding and at least one must hold tokens",
+            remedy="Raise mem_fraction, lower page_size, chunked_prefill_size or "
+            "max_running_requests, take a smaller kv_cache_dtype or model, or free memory.",
+        )
+    wanted = fitting if cap_tokens is None else max(1, -(-cap_tokens // page_size))
+    usable = min(fitting, wanted)
+    if wanted < fitting:
+        reason = f"capped at {cap_tokens:,} tokens; {fitting * page_size:,} would fit"
+    else:
+        reason = f"{spare:,} bytes at {per_token:,} bytes a token"
+    pool_bytes = (usable + 1) * page_bytes
+    return KvBudget(
+        tokens=usable * page_size,
+        pages=usable + 1,
+        bytes=pool_bytes,
+        reason=reason,
+        lines=tuple(_lines(free_bytes, fixed, usable, page_size, per_token, pool_bytes)),
+    )
+
+
+def _lines(
+    free_bytes: int,
+    fixed: Mapping[str, int],
+    usable_pages: int,
+    page_size: int,
+    per_token: int,
+    pool_bytes: int,
+) -> Iterator[BudgetLine]:
+    yield BudgetLine(name="may be spent", bytes=free_bytes)
+    for name, count in fixed.items():
+        yield BudgetLine(name=name, bytes=count)
+    yield BudgetLine(
+        name="kv",
+        bytes=pool_bytes,
+        note=f"{usable_pages * page_size:,} tokens x {per_token:,} bytes, "
+        f"{usable_pages:,} + 1 pages of {page_size}",
+    )
+    yield BudgetLine(name="left", bytes=free_bytes - sum(fixed.values()) - pool_bytes)
+
+
+def gpu_spendable_bytes(*, free_after_load: int, total: int, mem_fraction: float) -> int:
+    """What a GPU may spend on KV and everything fixed, once the weights are loaded.
+
+    `mem_fraction` is the share of the whole device that the engine may use, so the rest is left
+    free whatever else lies on the device. May be negative when others use too much.
+    """
+    return free_after_load - round(total * (1 - mem_fraction))
+
+
+def cpu_spendable_bytes(*, available: int, mem_fraction: float) -> int:
+    """What a CPU may spend: a share of the memory available now, since others live there too."""
+    return int(available * mem_fraction)
+
+
+def useful_tokens(*, max_running_requests: int, max_model_len: int, page_size: int) -> int:
+    """The most KV tokens that running sequences can fill, their last pages counted whole.
+
+    The cap on a CPU, where memory that stays unused is of more use to others.
+    """
+    return max_running_requests * -(-max_model_len // page_size) * page_size
