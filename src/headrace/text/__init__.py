@@ -1,0 +1,1 @@
+"""Floor 2: tokenizer, chat template, detokeniser, stop strings."""

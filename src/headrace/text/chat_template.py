@@ -1,0 +1,245 @@
+"""Chat templates: Jinja text from a checkpoint, rendered in a sandbox.
+
+Templates are written against the environment of transformers (`chat_template_utils`); the names
+and filters here are the ones found there.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn, TypeVar
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from headrace.base.errors import RequestError
+
+Result = TypeVar("Result")
+
+_LONGEST_MESSAGE = 300
+_OPEN_END = (
+    "<<headrace: the text goes on here>> "  # its last space shows whether the template trims
+)
+
+
+class ChatTemplate:
+    """One or several named templates; "tool_use" is taken when tools are given, else "default"."""
+
+    def __init__(self, templates: Mapping[str, str]) -> None:
+        self._templates = {name: _Template(source) for name, source in templates.items()}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        template = self._choose(tools)
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message are both set",
+                why="One opens a new turn, the other leaves the last one open",
+                remedy="Set one of them",
+            )
+        prepared = [_prepared(message, index, template) for index, message in enumerate(messages)]
+        if not prepared:
+            raise RequestError("there are no messages", remedy="Send at least one")
+        if continue_final_message:
+            prepared[-1] = _opened(prepared[-1])
+        text = template.render(
+            {
+                "documents": None,
+                **variables,
+                "messages": prepared,
+                "tools": list(tools) if tools else None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_open_end(text) if continue_final_message else text
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Template":
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise RequestError(
+                "this model has no default chat template",
+                why=f"It names: {', '.join(sorted(self._templates))}",
+                remedy="Give the engine a template (chat_template, a file of Jinja text)",
+            )
+        return self._templates[name]
+
+
+class _Template:
+    """One template, compiled when first used, so that a broken one harms chat only."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        return _guarded(lambda: self._compiled.render(**variables))
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return _environment().from_string(self._source)
+
+    @cached_property
+    def wants_parts(self) -> bool:
+        """Whether content must be a list of parts: it is looped over and never asked if a string.
+
+        Templates that never loop over content want a string; those that ask take both.
+        """
+        return self.takes_parts and not any(
+            test.name == "string" for test in self._tree.find_all(nodes.Test)
+        )
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        names = {"content"}
+        for assignment in self._tree.find_all(nodes.Assign):
+            if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, names):
+                names.add(assignment.target.name)
+        return any(_is_content(loop.iter, names) for loop in self._tree.find_all(nodes.For))
+
+    @cached_property
+    def _tree(self) -> nodes.Template:
+        return _guarded(lambda: _environment().parse(self._source))
+
+
+def _is_content(node: nodes.Node, names: set[str]) -> bool:
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content(node.node, names)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name in names
+
+
+def _guarded(action: Callable[[], Result]) -> Result:
+    """Whatever fails in a template is told to the one who asked, in bounded length."""
+    try:
+        return action()
+    except RequestError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        if len(reason) > _LONGEST_MESSAGE:
+            reason = reason[:_LONGEST_MESSAGE] + " ..."
+        raise RequestError(
+            "the chat template cannot render these messages",
+            why=reason,
+            remedy="Check roles, their order and the content, or give the engine another template",
+        ) from error
+
+
+def _prepared(message: Mapping[str, Any], index: int, template: _Template) -> dict[str, Any]:
+    """A copy as the template wants it: no None values, content a string or a list of text parts."""
+    if not isinstance(message, Mapping):
+        raise RequestError(f"message {index} is {type(message).__name__}, not an object")
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"message {index} has no role", remedy="Give system, user, assistant")
+    copy = {key: value for key, value in message.items() if value is not None}
+    content = copy.get("content")
+    if content is None:
+        return copy
+    if isinstance(content, str):
+        if template.wants_parts:
+            copy["content"] = [{"type": "text", "text": content}]
+        return copy
+    texts = _texts(content, index)
+    if template.takes_parts:
+        copy["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        copy["content"] = "\n".join(texts)
+    return copy
+
+
+def _texts(content: Any, index: int) -> list[str]:
+    if not isinstance(content, Sequence):
+        raise RequestError(
+            f"the content of message {index} is {type(content).__name__}",
+            remedy="Send a string or a list of text parts",
+        )
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"message {index} has a content part of type {kind!r}"[:_LONGEST_MESSAGE],
+                why="This model reads text only",
+                remedy='Send parts like {"type": "text", "text": "..."}',
+            )
+    return texts
+
+
+def _opened(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a mark at its end, where the rendered text will be cut."""
+    content = message.get("content")
+    if not content:
+        raise RequestError("continue_final_message is set but the last message has no content")
+    if isinstance(content, str):
+        return {**message, "content": content + _OPEN_END}
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last["text"] + _OPEN_END}]}
+
+
+def _cut_open_end(text: str) -> str:
+    position = text.rfind(_OPEN_END.rstrip())
+    if position < 0:
+        raise RequestError(
+            "continue_final_message is set but the chat template leaves out the last message",
+            remedy="Send a last message that the template writes as it is",
+        )
+    trimmed = not text.startswith(_OPEN_END, position)
+    return text[:position].rstrip() if trimmed else text[:position]
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is a plain block."""
+
+    tags = {"generation"}  # noqa: RUF012 - the attribute that jinja reads
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

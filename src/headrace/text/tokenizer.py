@@ -1,0 +1,132 @@
+"""`Tokenizer`: text to ids and back, the same for every source a vocabulary can come from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from headrace.base.errors import RequestError
+from headrace.text.chat_template import ChatTemplate
+from headrace.text.pieces import Pieces
+
+
+class Backend(Protocol):
+    """What turns text into ids. `pieces` is None when its decoding is not a join of bytes.
+
+    `vocab_size` is one more than the largest id that means something.
+    """
+
+    vocab_size: int
+    special_ids: frozenset[int]
+    pieces: Pieces | None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """A vocabulary with its special tokens and chat template. Safe to share between threads.
+
+    Args:
+        special_tokens: names as templates know them (bos_token, eos_token, ...) -> their text.
+        eos_token_ids: every id that ends a sequence.
+        chat_template: None for a model without one; then chat is refused and completion works.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str],
+        eos_token_ids: frozenset[int],
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self.special_tokens = dict(special_tokens)
+        self.eos_token_ids = eos_token_ids
+        self.special_ids = backend.special_ids
+        self.vocab_size = backend.vocab_size
+        self.pieces = backend.pieces
+        bos = special_tokens.get("bos_token")
+        self.bos_token_id = None if bos is None else backend.token_id(bos)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`. Special tokens written in the text become their ids.
+
+        `add_special_tokens` adds what the model wants around a text (bos, eos); leave it off for
+        the result of `apply_chat_template`, which writes them itself.
+
+        Raises:
+            RequestError: the text holds half of a surrogate pair, which no encoding can carry.
+        """
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"the text has a lone surrogate at character {error.start}",
+                    why="It is not valid Unicode and cannot be written as UTF-8",
+                    remedy="Send the whole character",
+                ) from None
+        return self._backend.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; invalid UTF-8 gives U+FFFD, ids out of the vocabulary give nothing.
+
+        Where sentencepiece byte tokens are no valid UTF-8 the valid characters among them are kept,
+        as sentencepiece does; the `tokenizers` library would replace the whole run of bytes.
+        """
+        pieces = self.pieces
+        if pieces is None:
+            known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
+            return self._backend.decode(known, skip_special_tokens)
+        hidden = self.special_ids if skip_special_tokens else frozenset[int]()
+        return pieces.rules.text([pieces[i] for i in ids if i not in hidden])
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself, its leading space kept (for logprobs)."""
+        if self.pieces is not None:
+            return self.pieces[token_id].decode("utf-8", self.pieces.rules.errors)
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation, special tokens written in it as text.
+
+        Args:
+            messages: dicts with `role` and `content`, a string or a list of text parts.
+            tools: JSON schemas for templates that offer functions.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: leave the last message open, to be written on.
+            variables: further names for the template (`enable_thinking`, ...).
+
+        Raises:
+            RequestError: no template, messages it cannot take, or its own refusal.
+        """
+        if self._chat_template is None:
+            raise RequestError(
+                "this model has no chat template",
+                why="Neither its tokenizer nor its file brings one, as usual for base models",
+                remedy="Use completion with a plain prompt, or give the engine a template "
+                "(chat_template, a file of Jinja text)",
+            )
+        return self._chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self.special_tokens, **variables},
+        )
