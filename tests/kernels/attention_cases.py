@@ -133,7 +133,7 @@ def make(case: Case, device: torch.device = DEVICE) -> Batch:
 
 
 def naive(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Values [T, N, Dv] and lse [T, N] in float64, one query after the other from plain formulas."""
+    """Values [T, N, Dv] and lse [T, N] in float64, query by query, from plain formulas."""
     case = batch.case
     heads, kv_heads = case.heads
     values = torch.zeros(*batch.q.shape[:2], batch.v_cache.shape[3], dtype=torch.float64)

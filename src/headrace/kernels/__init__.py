@@ -1,1 +1,1 @@
-"""Floor 2: device kernels. Triton lives in the `*_triton.py` files, their torch twins beside them."""
+"""Floor 2: device kernels: Triton in the `*_triton.py` files, torch twins beside them."""

@@ -4,6 +4,8 @@ The running softmax is that of FlashAttention (Dao et al., 2022), kept in base 2
 hardware's own exponential.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,16 @@ MAX_PAGE = 128
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# The interpreter multiplies the raw bits of bfloat16 operands in `tl.dot` (seen in Triton 3.9).
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def dot(a, b, sums):
+    """sums + a b in float32; float32 operands are not rounded to TF32."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -40,7 +52,7 @@ def load_rows(
 @triton.jit
 def base2_logits(q, k, scale, soft_cap):
     """[M, BLOCK] float32 logits times log2(e) of q [M, DIM_PAD] and k [BLOCK, DIM_PAD]."""
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
     if soft_cap is not None:
         # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
         logits = soft_cap * (1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E / soft_cap)) + 1.0))
@@ -58,7 +70,7 @@ def softmax_step(logits, v, top, total, values):
     weights = tl.exp2(logits - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weights, 1)
-    values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision="ieee")
+    values = dot(weights.to(v.dtype), v, values * shrink[:, None])
     return new_top, total, values
 
 

@@ -158,17 +158,18 @@ def _attend(
 
     `position` [B, E] places each query, `live` [B, E] says which of them exist.
     """
-    batch, queries, heads, _ = q.shape
-    kv_heads = k.shape[2]
+    batch, queries, heads, dim = q.shape
+    keys, kv_heads = k.shape[1:3]
+    group = heads // kv_heads
     exact = torch.promote_types(q.dtype, torch.float32)
-    key = torch.arange(k.shape[1], device=q.device)
+    key = torch.arange(keys, device=q.device)
     sees = live[:, :, None] & (key <= position[:, :, None])  # [B, E, C]
     if window is not None:
         sees &= key > position[:, :, None] - window
     seen = sees.any(dim=1)[:, :, None, None]
     k, v = (torch.where(seen, rows.to(exact), 0.0) for rows in (k, v))
 
-    q = q.to(exact).unflatten(2, (kv_heads, heads // kv_heads))  # [B, E, K, G, D]
+    q = q.to(exact).reshape(batch, queries, kv_heads, group, dim)
     logits = torch.einsum("bekgd,bckd->bekgc", q, k) * scale
     if soft_cap is not None:
         logits = soft_cap * torch.tanh(logits / soft_cap)
@@ -180,5 +181,5 @@ def _attend(
         logits = torch.cat((logits, sink[..., None]), dim=3)
     lse = torch.logsumexp(logits, dim=3)
     weights = torch.exp(logits - lse.masked_fill(lse == float("-inf"), 0.0)[..., None])
-    weights = weights[..., : k.shape[1]].unflatten(2, (kv_heads, -1))
+    weights = weights[..., :keys].reshape(batch, queries, kv_heads, group, keys)
     return torch.einsum("bekgc,bckd->bekgd", weights, v).flatten(2, 3), lse

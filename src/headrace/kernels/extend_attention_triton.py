@@ -8,6 +8,8 @@ and shapes: `attention_twins.paged_extend`.
 Runtime integers are not specialised: a model has one variant, however batches look.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 import triton
 import triton.language as tl
 from torch import Tensor

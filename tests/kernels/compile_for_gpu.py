@@ -1,0 +1,109 @@
+"""Compiles the attention kernels for a named GPU, without having one.
+
+Run in a process of its own: Triton must not be interpreting. The host functions are called with
+their launches recorded, so that the arguments compiled for are the ones that would be launched.
+Prints one line per kernel: name and shared memory in bytes.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headrace.kernels import decode_attention_triton, extend_attention_triton
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+}
+
+
+class Recorder:
+    """Stands in for a kernel and keeps what it would have been launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launch: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **named: Any) -> None:
+            self.launch = arguments, named
+
+        return launch
+
+    def compile(self, capability: int) -> Any:
+        arguments, named = self.launch
+        options = {key: named.pop(key) for key in ("num_warps", "num_stages") if key in named}
+        bound = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
+        signature, constants, attributes = {}, {}, {}
+        for index, name in enumerate(self.kernel.arg_names):
+            value, parameter = bound[name], self.kernel.params[index]
+            if parameter.is_constexpr or value is None:
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = TYPES[value.dtype]
+                if not parameter.do_not_specialize_on_alignment:
+                    attributes[(index,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, int):
+                signature[name] = "i32"
+                if not parameter.do_not_specialize and value % 16 == 0:
+                    attributes[(index,)] = [["tt.divisibility", 16]]
+            else:
+                signature[name] = "fp32"
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def recorders() -> dict[str, Recorder]:
+    """Replaces the kernels of both modules; the argument check would refuse tensors of the CPU."""
+    found = {}
+    for module in (decode_attention_triton, extend_attention_triton):
+        module.check_arguments = lambda *arguments: None
+        for name, kernel in list(vars(module).items()):
+            if name.endswith("_kernel"):
+                found[name] = Recorder(kernel)
+                setattr(module, name, found[name])
+    return found
+
+
+def main(capability: int, *shapes: str) -> None:
+    """Each shape is heads,kv_heads,dim,value_dim,page,dtype,plain|all."""
+    kernels = recorders()
+    for shape in shapes:
+        *numbers, dtype, traits = shape.split(",")
+        heads, kv_heads, dim, value_dim, page = map(int, numbers)
+        kind = getattr(torch, dtype)
+        q = torch.empty(8, heads, dim, dtype=kind)
+        caches = (torch.empty(4, page, kv_heads, size, dtype=kind) for size in (dim, value_dim))
+        table, lens = (torch.zeros(size, dtype=torch.int32) for size in ((8, 3), (8,)))
+        options: dict[str, Any] = {"scale": 0.1}
+        if traits == "all":
+            options |= {
+                "window": 100,
+                "soft_cap": 30.0,
+                "sinks": torch.zeros(heads),
+                "lse": torch.empty(8, heads),
+            }
+        arguments = (q, *caches, table)
+        extend_attention_triton.paged_extend(*arguments, lens, lens, lens, max_extend=8, **options)
+        for splits in (1, 4):
+            decode_attention_triton.paged_decode(*arguments, lens, splits=splits, **options)
+            if splits == 1:
+                report("_decode_kernel whole", kernels["_decode_kernel"], capability)
+        for name, kernel in kernels.items():
+            report(name, kernel, capability)
+
+
+def report(name: str, kernel: Recorder, capability: int) -> None:
+    compiled = kernel.compile(capability)
+    assert "cubin" in compiled.asm
+    print(name, compiled.metadata.shared)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,202 @@
+"""The Triton kernels against their twins: a pairwise selection, in the interpreter without a GPU.
+
+The full matrix is in `test_kernels_attention_gpu.py`.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_cases import Case, make
+
+from headrace.base.errors import UnsupportedError
+from headrace.kernels import attention_twins, support_triton
+from headrace.kernels.decode_splits import DecodeScratch
+
+triton = pytest.importorskip("triton", reason="the kernels need the triton package")
+decode_kernels = pytest.importorskip("headrace.kernels.decode_attention_triton")
+extend_kernels = pytest.importorskip("headrace.kernels.extend_attention_triton")
+
+FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
+TOLERANCE = {FLOAT: 1e-5, BRAIN: 2e-2, HALF: 2e-3}
+
+DECODE = [
+    (Case(seq_lens=(1, 15, 16, 17, 200), page=16), 1),
+    (Case(seq_lens=(1, 0, 130), heads=(6, 2), dim=80, page=1, sinks=True), 4),
+    (Case(seq_lens=(200, 7), heads=(8, 1), dim=128, page=64, dtype=BRAIN, window=33), 2),
+    (Case(seq_lens=(17, 64), heads=(32, 8), dim=96, page=128, dtype=HALF, soft_cap=2.0), 1),
+    (Case(seq_lens=(40,), heads=(8, 1), dim=256, page=4, soft_cap=3.0, window=16), 1),
+    (Case(seq_lens=(90, 0), dim=112, value_dim=64, page=2, dtype=BRAIN, sinks=True), 3),
+    (Case(seq_lens=(129,), heads=(6, 2), dim=64, page=32, window=1, sinks=True), 2),
+    (Case(seq_lens=(300,), heads=(20, 1), dim=64, value_dim=80, page=8, soft_cap=5.0), 20),
+]
+EXTEND = [
+    Case(seq_lens=(1, 15, 16, 17), extend_lens=(1, 15, 16, 17), page=16),
+    Case(seq_lens=(70, 0, 3), extend_lens=(20, 0, 3), heads=(6, 2), dim=80, page=1, sinks=True),
+    Case(seq_lens=(150, 9), extend_lens=(1, 9), heads=(8, 1), dim=128, page=64, dtype=BRAIN),
+    Case(seq_lens=(33, 64), extend_lens=(33, 2), heads=(32, 8), dim=96, page=128, dtype=HALF),
+    Case(seq_lens=(40,), extend_lens=(9,), heads=(8, 1), dim=256, page=4, soft_cap=3.0, window=16),
+    Case(seq_lens=(90,), extend_lens=(65,), value_dim=112, page=2, dtype=BRAIN, window=20),
+    Case(seq_lens=(60,), extend_lens=(12,), heads=(6, 2), page=32, window=1, sinks=True),
+    Case(seq_lens=(20,), extend_lens=(5,), heads=(40, 1), page=8, soft_cap=2.0, sinks=True),
+]
+
+
+def decode(batch, module=decode_kernels, **options):
+    return module.paged_decode(*batch.decode_arguments(), **batch.options, **options)
+
+
+def extend(batch, module=extend_kernels, **options):
+    return module.paged_extend(
+        *batch.extend_arguments(),
+        **batch.options,
+        max_extend=max(batch.case.extend_lens) + 1,
+        **options,
+    )
+
+
+def assert_agree(case, out, lse, twin_out, twin_lse):
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(out, twin_out, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(lse, twin_lse, rtol=0, atol=tolerance)
+
+
+def sums(batch):
+    return torch.full(batch.q.shape[:2], -1.0, device=batch.q.device)
+
+
+def test_kernels_run_where_the_tests_mean_them_to():
+    """In the interpreter on a CPU, compiled on a GPU: anything else would test nothing."""
+    kernel = decode_kernels._decode_kernel
+    assert isinstance(kernel, triton.JITFunction) == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(("case", "splits"), DECODE, ids=lambda value: getattr(value, "name", None))
+def test_decode_agrees_with_its_twin(case, splits):
+    batch = make(case)
+    lse, twin_lse = sums(batch), sums(batch)
+    out = decode(batch, splits=splits, lse=lse)
+    assert_agree(case, out, lse, decode(batch, attention_twins, lse=twin_lse), twin_lse)
+
+
+@pytest.mark.parametrize("case", EXTEND, ids=lambda case: case.name)
+def test_extend_agrees_with_its_twin(case):
+    batch = make(replace(case, padding=3))
+    lse, twin_lse = sums(batch), sums(batch)
+    out = extend(batch, lse=lse)
+    assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(seq_lens=(5, 0, 37), sinks=True, window=20),
+        Case(seq_lens=(5, 0, 37), extend_lens=(5, 0, 9), window=20, padding=4),
+    ],
+    ids=lambda case: case.name,
+)
+def test_unseen_slots_change_nothing(case):
+    """NaN in page 0, tails of last pages, pages out of the window and padding queries."""
+    batch = make(case)
+    filled = replace(
+        batch,
+        q=batch.q.nan_to_num(7.0),
+        k_cache=batch.k_cache.nan_to_num(3.0),
+        v_cache=batch.v_cache.nan_to_num(3.0),
+    )
+    run = extend if case.extend_lens else lambda b: decode(b, splits=2)
+    assert batch.v_cache.isnan().any()
+    assert torch.equal(run(batch), run(filled))
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    """With a constant split count the order of additions depends on the row's length alone."""
+    batch = make(Case(seq_lens=(70, 150, 3), page=16))
+    alone = replace(
+        batch,
+        q=batch.q[1:2],
+        page_table=batch.page_table[1:2],
+        seq_lens=batch.seq_lens[1:2],
+    )
+    assert torch.equal(decode(batch, splits=3)[1:2], decode(alone, splits=3))
+
+
+def test_scratch_is_reused_whatever_it_holds():
+    batch = make(Case(seq_lens=(70, 1, 0), page=16))
+    scratch = DecodeScratch.allocate(
+        batch=4, heads=4, splits=8, value_dim=64, device=batch.q.device
+    )
+    scratch.values.fill_(math.nan)
+    scratch.lse.fill_(math.nan)
+    once = decode(batch, splits=4, scratch=scratch)
+    torch.testing.assert_close(once, decode(batch, splits=1), rtol=0, atol=1e-6)
+    assert torch.equal(once, decode(batch, splits=4, scratch=scratch))
+    small = DecodeScratch.allocate(batch=1, heads=4, splits=4, value_dim=64, device=batch.q.device)
+    with pytest.raises(AssertionError):
+        decode(batch, splits=4, scratch=small)
+
+
+def test_query_may_be_a_view_and_outputs_may_be_given():
+    case = Case(seq_lens=(20, 9), heads=(6, 2), padding=1, extend_lens=(4, 9))
+    batch = make(case)
+    fused = torch.full((14, 10, 64), math.nan, device=batch.q.device)  # q, k and v side by side
+    fused[:, :6] = batch.q
+    view = replace(batch, q=fused[:, :6])
+    out = torch.full_like(batch.q, 42.0)
+    assert extend(view, out=out) is out
+    assert (out[13:] == 42).all()
+    assert torch.equal(out[:13], extend(batch)[:13])
+    assert (extend(batch)[13:] == 0).all()
+
+
+def test_caches_may_be_layers_of_one_tensor():
+    batch = make(Case(seq_lens=(20, 9)))
+    both = torch.full((*batch.k_cache.shape[:2], 2, 4, 64), math.nan, device=batch.q.device)
+    both[:, :, 0], both[:, :, 1] = batch.k_cache, batch.v_cache
+    view = replace(batch, k_cache=both[:, :, 0], v_cache=both[:, :, 1])
+    assert torch.equal(decode(view), decode(batch))
+
+
+def test_no_tokens_are_legal():
+    batch = make(Case(seq_lens=(4,), extend_lens=(0,)))
+    assert extend(batch).shape == (0, 4, 64)
+    none = replace(
+        batch, q=batch.q[:0], page_table=batch.page_table[:0], seq_lens=batch.seq_lens[:0]
+    )
+    assert decode(none).shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(seq_lens=(2,), dim=320), "head sizes 320"),
+        (Case(seq_lens=(2,), value_dim=512), "and 512"),
+        (Case(seq_lens=(2,), page=12), "page size 12"),
+        (Case(seq_lens=(2,), page=256), "page size 256"),
+        (Case(seq_lens=(2,), dtype=torch.float64), "float64"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused_by_name(case, words):
+    with pytest.raises(UnsupportedError, match=words):
+        decode(make(case))
+    extending = make(replace(case, extend_lens=(1,)))
+    with pytest.raises(UnsupportedError, match=words):
+        extend(extending)
+
+
+def test_compiled_triton_on_the_cpu_is_refused(monkeypatch):
+    batch = make(Case(seq_lens=(2,)), device=torch.device("cpu"))
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
+        decode(batch)
+
+
+def test_support_is_told_per_device(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert support_triton.triton_available() is None
+    assert support_triton.triton_available("cpu") is None
+    assert "unset TRITON_INTERPRET" in str(support_triton.triton_available("cuda"))
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    assert support_triton.triton_available("cuda") is None
+    assert "interpreter" in str(support_triton.triton_available("cpu"))
