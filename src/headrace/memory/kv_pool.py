@@ -70,19 +70,19 @@ class MHATokenToKVPool:
         """Bytes that one token takes in a pool of this make."""
         return num_layers * num_kv_heads * (head_dim + v_head_dim) * dtype.itemsize
 
-    def key_value(self, layer_index: int) -> tuple[Tensor, Tensor]:
+    def key_value(self, layer: int) -> tuple[Tensor, Tensor]:
         """K [P, page, K, D] and V [P, page, K, Dv] of a layer, as they lie in the pool."""
-        return self._layers[layer_index]
+        return self._layers[layer]
 
-    def write(self, layer_index: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store fresh keys and values.
 
         Args:
-            layer_index: index within the pool.
+            layer: index within the pool.
             slots: [T] int64; live slots differ, slot 0 (padding) may come any number of times.
-            k: [T, K, D], of any float dtype.
-            v: [T, K, Dv].
+            key: [T, K, D], of any float dtype.
+            value: [T, K, Dv].
         """
-        keys, values = self._slots[layer_index]  # [P * page, K, D], [P * page, K, Dv]
-        keys.index_copy_(0, slots, k.to(self.dtype))
-        values.index_copy_(0, slots, v.to(self.dtype))
+        keys, values = self._slots[layer]  # [P * page, K, D], [P * page, K, Dv]
+        keys.index_copy_(0, slots, key.to(self.dtype))
+        values.index_copy_(0, slots, value.to(self.dtype))
