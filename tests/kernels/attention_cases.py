@@ -107,9 +107,9 @@ def make(case: Case, device: torch.device = DEVICE) -> Batch:
         keys.append(k.to(device))
         values.append(v.to(device))
         first = max(0, length - new - case.window + 1) if case.window else 0
-        for position in range(first, length):
-            slot = pages[position // case.page], position % case.page
-            k_cache[slot], v_cache[slot] = k[position], v[position]
+        position = torch.arange(first, length)
+        slots = table[row, position // case.page].long(), position % case.page
+        k_cache[slots], v_cache[slots] = k[first:], v[first:]
     q = torch.randn(tokens, heads, case.dim, generator=generator).to(case.dtype)
     if case.padding:
         q[-case.padding :] = math.nan
