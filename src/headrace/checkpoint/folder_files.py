@@ -1,0 +1,158 @@
+"""The small files of a checkpoint folder: configuration, generation defaults, tokenizer."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import CheckpointError, UnsupportedError
+from headrace.config.tokenizer_source import TokenizerSource
+
+SUPPORTED_FORMATS = "Supported: .safetensors in float32, bfloat16 or float16, and .gguf files"
+
+# Vocabularies without a tokenizer.json; only transformers knows how to convert them.
+_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """The one part of a tokenizer.json needed here; the rest is skipped without building it."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Vocabulary
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; CheckpointError naming the file when it is not one."""
+    content: dict[str, Any] = _decode(path, dict[str, Any])
+    return content
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """Like `read_json`; empty when the file does not exist."""
+    return read_json(path) if path.is_file() else {}
+
+
+def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
+    """UnsupportedError for AWQ, GPTQ, fp8 and whatever else names itself in config.json."""
+    for part in (config, config.get("text_config") or {}):
+        for key in ("quantization_config", "compression_config"):
+            settings = part.get(key)
+            if not settings:
+                continue
+            method = settings.get("quant_method") or settings.get("quantization") or "unnamed"
+            raise UnsupportedError(
+                f"{path} is quantized with {method}",
+                why=f"config.json holds a {key}",
+                remedy=SUPPORTED_FORMATS,
+            )
+
+
+def folder_tokenizer_source(
+    folder: Path, config: Mapping[str, Any], generation_config: Mapping[str, Any]
+) -> TokenizerSource | None:
+    """The folder's tokenizer with all end tokens that any of its files names."""
+    tokenizer_json = folder / "tokenizer.json"
+    has_json = tokenizer_json.is_file()
+    if not has_json and not any((folder / name).is_file() for name in _OTHER_TOKENIZERS):
+        return None
+    settings = _settings(folder)
+    ids = {
+        *_token_ids(config.get("eos_token_id")),
+        *_token_ids((config.get("text_config") or {}).get("eos_token_id")),
+        *_token_ids(generation_config.get("eos_token_id")),
+        *_token_ids(_tokenizer_eos_id(tokenizer_json if has_json else None, settings)),
+    }
+    return TokenizerSource(
+        tokenizer_json=tokenizer_json if has_json else None,
+        folder=None if has_json else folder,
+        settings=settings,
+        chat_template=_chat_template(folder, settings),
+        eos_token_ids=tuple(sorted(ids)),
+    )
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = optional_json(folder / "tokenizer_config.json")
+    special = optional_json(folder / "special_tokens_map.json")
+    for name in _SPECIAL_TOKENS:
+        if settings.get(name) is None and special.get(name) is not None:
+            settings[name] = special[name]
+    return settings
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return _read(file).decode()
+    template = (
+        optional_json(folder / "chat_template.json").get("chat_template")
+        or settings.get("chat_template")
+        or None
+    )
+    if isinstance(template, list):  # several, each with a name
+        named = {item["name"]: item["template"] for item in template}
+        template = named.get("default")
+    return template
+
+
+def _token_ids(value: Any) -> Iterator[int]:
+    """An id, a list of them, or nothing."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list):
+        yield from value
+
+
+def _tokenizer_eos_id(tokenizer_json: Path | None, settings: Mapping[str, Any]) -> int | None:
+    """The id of tokenizer_config.json's eos_token."""
+    token = settings.get("eos_token")
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    if not isinstance(token, str):
+        return None
+    for index, added in (settings.get("added_tokens_decoder") or {}).items():
+        if added.get("content") == token:
+            return int(index)
+    if tokenizer_json is None:
+        return None
+    for entry in _decode(tokenizer_json, _AddedTokens).added_tokens:
+        if entry.content == token:
+            return entry.id
+    file: _TokenizerFile = _decode(tokenizer_json, _TokenizerFile)
+    vocabulary = file.model.vocab
+    if isinstance(vocabulary, dict):
+        return vocabulary.get(token)
+    pieces = [piece for piece, _ in vocabulary]
+    return pieces.index(token) if token in pieces else None
+
+
+def _decode(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(_read(path), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is not the JSON it should be",
+            why=str(error),
+            remedy="Download or copy the file again",
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read", why=str(error)) from error

@@ -1,0 +1,94 @@
+"""The tokenizer of a GGUF file as plain data."""
+
+import hashlib
+from typing import Any
+
+from headrace.base.errors import CheckpointError
+from headrace.checkpoint.gguf_file import GgufFile
+from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
+
+_PREFIX = "tokenizer.ggml."
+# Files made before `eot_token_id` existed name only one end token. The end-of-turn tokens of the
+# common chat formats are taken from the vocabulary then, as llama.cpp does.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def gguf_tokenizer_source(file: GgufFile) -> TokenizerSource | None:
+    """None when the file has no vocabulary (`tokenizer.ggml.model` "none" or absent)."""
+    model = file.metadata.get(f"{_PREFIX}model")
+    if model in (None, "none"):
+        return None
+    vocabulary = _vocabulary(file, model)
+    return TokenizerSource(
+        gguf=vocabulary,
+        settings=_settings(vocabulary),
+        chat_template=file.metadata.get("tokenizer.chat_template"),
+        eos_token_ids=_eos_token_ids(file, vocabulary),
+        cache_key=hashlib.sha256(file.metadata_bytes).hexdigest(),
+    )
+
+
+def _vocabulary(file: GgufFile, model: str) -> GgufVocabulary:
+    def value(name: str) -> Any:
+        return file.metadata.get(_PREFIX + name)
+
+    def numbers(name: str) -> tuple[Any, ...]:
+        found = value(name)
+        return () if found is None else tuple(found.tolist())
+
+    tokens = value("tokens")
+    if not isinstance(tokens, list):
+        raise CheckpointError(f"{file.path} lacks the metadata key {_PREFIX}tokens")
+    vocabulary = GgufVocabulary(
+        model=model,
+        pre=value("pre") or "",
+        tokens=tuple(tokens),
+        merges=tuple(value("merges") or ()),
+        scores=numbers("scores"),
+        token_types=numbers("token_type"),
+        bos_token_id=value("bos_token_id"),
+        eos_token_id=value("eos_token_id"),
+        unknown_token_id=value("unknown_token_id"),
+        padding_token_id=value("padding_token_id"),
+        add_bos_token=value("add_bos_token"),
+        add_eos_token=value("add_eos_token"),
+        add_space_prefix=value("add_space_prefix"),
+    )
+    for name in ("scores", "token_types"):
+        length = len(getattr(vocabulary, name))
+        if length not in (0, len(tokens)):
+            raise CheckpointError(f"{file.path} has {len(tokens)} tokens but {length} {name}")
+    return vocabulary
+
+
+def _settings(vocabulary: GgufVocabulary) -> dict[str, Any]:
+    """The same facts under the names of tokenizer_config.json."""
+    ids = {
+        "bos_token": vocabulary.bos_token_id,
+        "eos_token": vocabulary.eos_token_id,
+        "unk_token": vocabulary.unknown_token_id,
+        "pad_token": vocabulary.padding_token_id,
+    }
+    size = len(vocabulary.tokens)
+    settings: dict[str, Any] = {
+        name: vocabulary.tokens[index]
+        for name, index in ids.items()
+        if index is not None and index < size
+    }
+    flags = {"add_bos_token": vocabulary.add_bos_token, "add_eos_token": vocabulary.add_eos_token}
+    return settings | {name: flag for name, flag in flags.items() if flag is not None}
+
+
+def _eos_token_ids(file: GgufFile, vocabulary: GgufVocabulary) -> tuple[int, ...]:
+    named = [file.metadata.get(f"{_PREFIX}{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = {index for index in named if index is not None}
+    if named[1] is None:
+        control = {_CONTROL, _USER_DEFINED}
+        pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=False)
+        ids.update(
+            index
+            for index, (token, kind) in enumerate(pairs)
+            if kind in control and token in _END_OF_TURN
+        )
+    return tuple(sorted(ids))

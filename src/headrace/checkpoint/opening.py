@@ -1,0 +1,69 @@
+"""Which reader a path needs."""
+
+from pathlib import Path
+
+from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
+from headrace.checkpoint.folder_files import SUPPORTED_FORMATS
+from headrace.checkpoint.gguf_checkpoint import GgufCheckpoint
+from headrace.checkpoint.interface import Checkpoint
+from headrace.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def open_checkpoint(path: Path, *, weights: bool = True) -> Checkpoint:
+    """Open a .gguf file, or a folder with config.json and .safetensors, or with one .gguf.
+
+    Args:
+        path: file or folder; see `resolve_model` for names.
+        weights: False accepts a folder that holds only config.json, for a plan or dummy weights.
+
+    Raises:
+        NotFoundError: the path does not exist.
+        CheckpointError: something is missing or broken; the message names file and tensor.
+        UnsupportedError: a format or architecture that is not supported, with what is.
+    """
+    if path.is_dir():
+        return _open_folder(path, weights)
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist")
+    if path.suffix in _PICKLED:
+        raise _pickled(path)
+    if path.suffix in (".safetensors", ".json"):
+        raise CheckpointError(
+            f"{path} is one file of a checkpoint",
+            remedy=f"Name its folder, {path.parent}, which also holds config.json",
+        )
+    return GgufCheckpoint(path)
+
+
+def _open_folder(folder: Path, weights: bool) -> Checkpoint:
+    has_config = (folder / "config.json").is_file()
+    has_safetensors = any(folder.glob("*.safetensors*"))
+    if has_safetensors:
+        return SafetensorsCheckpoint(folder, weights=weights)
+    gguf_files = sorted(folder.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return GgufCheckpoint(gguf_files[0])
+    if gguf_files:
+        raise CheckpointError(
+            f"{folder} holds {len(gguf_files)} .gguf files",
+            remedy=f"Name one of them: {', '.join(file.name for file in gguf_files)}",
+        )
+    if has_config and not weights:
+        return SafetensorsCheckpoint(folder, weights=False)
+    pickled = sorted(file for file in folder.iterdir() if file.suffix in _PICKLED)
+    if pickled:
+        raise _pickled(pickled[0])
+    raise CheckpointError(
+        f"{folder} holds no checkpoint",
+        why="Looked for config.json with *.safetensors, and for one *.gguf",
+        remedy="Name the folder that holds these files",
+    )
+
+
+def _pickled(file: Path) -> UnsupportedError:
+    return UnsupportedError(
+        f"{file} holds pickled weights, which can run code when they are read",
+        remedy=f"Convert them to safetensors. {SUPPORTED_FORMATS}",
+    )

@@ -1,0 +1,183 @@
+"""A Hugging Face folder: config.json beside one or many .safetensors files.
+
+The layout of the files: 8 bytes little-endian length, a JSON header, the data
+(huggingface/safetensors, README).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headrace.base.errors import CheckpointError, UnsupportedError
+from headrace.checkpoint.folder_files import (
+    SUPPORTED_FORMATS,
+    folder_tokenizer_source,
+    optional_json,
+    read_json,
+    refuse_quantized,
+)
+from headrace.checkpoint.interface import TensorEntry
+from headrace.config.tokenizer_source import TokenizerSource
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8,
+    "F16": 2, "BF16": 2, "F32": 4, "F64": 8,
+}  # fmt: skip
+_COPY_AGAIN = "Download or copy the file again"
+
+
+class _HeaderEntry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class SafetensorsCheckpoint:
+    """See `Checkpoint`. `read` gives a view of the mapped file; it may be called from threads.
+
+    Args:
+        folder: holds config.json and the weights.
+        weights: False accepts a folder without weights, for a plan or dummy weights.
+
+    Raises:
+        CheckpointError: a file missing, unreadable or truncated, a tensor missing or held twice.
+        UnsupportedError: a packed format (AWQ, GPTQ, fp8, ...).
+    """
+
+    def __init__(self, folder: Path, *, weights: bool = True) -> None:
+        self.path = folder
+        self.config: Mapping[str, Any] = read_json(folder / "config.json")
+        refuse_quantized(folder, self.config)
+        self.generation_config: Mapping[str, Any] = optional_json(folder / "generation_config.json")
+        self.tensors: Mapping[str, TensorEntry] = _read_entries(folder, weights)
+        self.total_bytes = sum(entry.nbytes for entry in self.tensors.values())
+        self._handles: dict[Path, Any] = {}
+        self._lock = Lock()
+
+    @cached_property
+    def tokenizer_source(self) -> TokenizerSource | None:
+        return folder_tokenizer_source(self.path, self.config, self.generation_config)
+
+    def read(self, name: str) -> torch.Tensor:
+        entry = self.tensors[name]
+        try:
+            with self._lock:
+                if entry.file not in self._handles:
+                    self._handles[entry.file] = safe_open(entry.file, framework="pt")
+            tensor: torch.Tensor = self._handles[entry.file].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name} cannot be read", why=str(error), remedy=_COPY_AGAIN
+            ) from error
+        return tensor
+
+
+def _read_entries(folder: Path, weights: bool) -> dict[str, TensorEntry]:
+    index_file = folder / INDEX_NAME
+    if not index_file.is_file():
+        file = _single_file(folder)
+        if file is None and weights:
+            raise CheckpointError(f"{folder} holds no .safetensors file")
+        return {} if file is None else _read_header(file)
+    placed = read_json(index_file).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError(f"{index_file} has no weight_map", remedy=_COPY_AGAIN)
+    files = sorted(set(placed.values()))
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        if not weights and len(missing) == len(files):
+            return {}
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(missing)}",
+            why=f"{INDEX_NAME} names {len(files)} files",
+            remedy="Download or copy the missing files",
+        )
+    entries: dict[str, TensorEntry] = {}
+    for file_name in files:
+        for name, entry in _read_header(folder / file_name).items():
+            if name in entries:
+                raise CheckpointError(
+                    f"{folder} holds the tensor {name} twice: "
+                    f"in {entries[name].file.name} and in {file_name}"
+                )
+            entries[name] = entry
+    for name, file_name in placed.items():
+        if name not in entries or entries[name].file.name != Path(file_name).name:
+            raise CheckpointError(
+                f"{folder / file_name} lacks the tensor {name}",
+                why=f"{INDEX_NAME} places it there",
+                remedy=_COPY_AGAIN,
+            )
+    return entries
+
+
+def _single_file(folder: Path) -> Path | None:
+    if (folder / SINGLE_NAME).is_file():
+        return folder / SINGLE_NAME
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(found)} .safetensors files and no {INDEX_NAME}",
+            why=f"Which of them belong together is unknown: {', '.join(f.name for f in found)}",
+            remedy=f"Add {INDEX_NAME}, or keep one file named {SINGLE_NAME}",
+        )
+    return found[0] if found else None
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    """All tensors of one file, each checked to lie inside it."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(length) if length <= size - 8 else b""
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read", why=str(error)) from error
+    if not header:
+        raise CheckpointError(
+            f"{file} is truncated or not a safetensors file: its header does not fit in it",
+            remedy=_COPY_AGAIN,
+        )
+    try:
+        parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        parts.pop("__metadata__", None)
+        described = {
+            name: msgspec.json.decode(part, type=_HeaderEntry) for name, part in parts.items()
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{file} has an unreadable header", why=str(error), remedy=_COPY_AGAIN
+        ) from error
+    data_bytes = size - 8 - length
+    return {name: _entry(file, name, part, data_bytes) for name, part in described.items()}
+
+
+def _entry(file: Path, name: str, part: _HeaderEntry, data_bytes: int) -> TensorEntry:
+    if part.dtype not in _BYTES:
+        raise UnsupportedError(
+            f"{file}: tensor {name} has the type {part.dtype}", remedy=SUPPORTED_FORMATS
+        )
+    start, end = part.data_offsets
+    nbytes = prod(part.shape) * _BYTES[part.dtype]
+    if end - start != nbytes:
+        raise CheckpointError(
+            f"{file}: tensor {name} takes {end - start} bytes",
+            why=f"Its shape {list(part.shape)} of {part.dtype} needs {nbytes}",
+        )
+    if end > data_bytes:
+        raise CheckpointError(
+            f"{file} is truncated: tensor {name} ends at byte {end} of the data",
+            why=f"The file has {data_bytes} bytes of data",
+            remedy=_COPY_AGAIN,
+        )
+    return TensorEntry(name=name, shape=part.shape, dtype=part.dtype, file=file, nbytes=nbytes)
