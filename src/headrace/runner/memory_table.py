@@ -1,0 +1,193 @@
+"""Where the memory of a device will go, from the plan alone: the table `explain` prints.
+
+Weights and KV are counted exactly; activations and logits are the estimate that the budget sets
+aside. The runner replaces "may be spent" by what it measures once the weights are loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.base.errors import CapacityError
+from headrace.batch.rows import MAX_ROW_STOP_IDS
+from headrace.config.hardware import Hardware
+from headrace.config.persona import KvGroupTraits, ModelTraits, Persona
+from headrace.config.plan import Plan
+from headrace.memory.budget import (
+    BudgetLine,
+    cpu_spendable_bytes,
+    gpu_spendable_bytes,
+    plan_kv_tokens,
+    useful_tokens,
+)
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Driver context and library workspaces of one process on a GPU: an estimate for devices not seen.
+GPU_CONTEXT_BYTES = 768 * 2**20
+# Rows hold 6 int64/int32 and 6 float32 scalars, 3 flags and the stop ids besides the vocabulary.
+_ROW_SCALAR_BYTES = 64 + 8 * MAX_ROW_STOP_IDS
+
+NORMS_OF_LAYER = {"gemma3": 4}  # 2 for the families that are not named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTable:
+    """Bytes of one device by purpose.
+
+    Attributes:
+        device_bytes: total memory the table was made for.
+        weights: bytes of the parameters by part of the model.
+        kv_bytes_per_token: all KV groups together.
+        lines: what the budget spends, in order; `str` prints it below the weights.
+        tokens: KV tokens that fit; 0 when nothing does.
+        reason: what set `tokens`.
+        shortage: why the plan does not fit; empty when it does.
+    """
+
+    device_bytes: int
+    weights: Mapping[str, int]
+    kv_bytes_per_token: int
+    lines: tuple[BudgetLine, ...]
+    tokens: int
+    reason: str
+    shortage: str = ""
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.weights.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in self.weights.items())
+        head = (
+            BudgetLine(name="device memory", bytes=self.device_bytes),
+            BudgetLine(name="weights", bytes=self.weight_bytes, note=parts),
+        )
+        text = [str(line) for line in (*head, *self.lines)]
+        text.append(f"KV per token {self.kv_bytes_per_token:,} bytes; {self._verdict()}")
+        return "\n".join(text)
+
+    def _verdict(self) -> str:
+        if self.shortage:
+            return f"does not fit: {self.shortage}"
+        return f"{self.tokens:,} tokens fit ({self.reason})"
+
+
+def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
+    """Bytes of every part of a dense decoder in `dtype`; norms count with their layer."""
+    attention, hidden = traits.attention, traits.hidden_size
+    query = attention.num_heads * attention.head_dim
+    key = attention.num_kv_heads * attention.head_dim
+    value = attention.num_kv_heads * attention.v_head_dim
+    output = attention.num_heads * attention.v_head_dim
+    attention_count = hidden * (query + key + value + output)
+    attention_count += NORMS_OF_LAYER.get(traits.family, 2) * hidden
+    if attention.qk_norm:
+        attention_count += 2 * attention.head_dim
+    if attention.qkv_bias:
+        attention_count += query + key + value
+    if attention.output_bias:
+        attention_count += hidden
+    mlp_count = 3 * hidden * traits.intermediate_size
+    if traits.mlp_bias:
+        mlp_count += 2 * traits.intermediate_size + hidden
+    embedding = traits.vocab_size * hidden
+    counts = {
+        "embedding": embedding,
+        "attention": attention_count * traits.num_layers + hidden,  # and the final norm
+        "mlp": mlp_count * traits.num_layers,
+        "head": 0 if traits.tie_word_embeddings else embedding,
+    }
+    return {name: count * ITEM_BYTES[dtype] for name, count in counts.items() if count}
+
+
+def kv_bytes_per_token(traits: ModelTraits, dtype: str) -> int:
+    """Bytes one token takes in the pools of all groups."""
+    return sum(group_bytes_per_token(traits, group, dtype) for group in traits.kv_groups)
+
+
+def group_bytes_per_token(traits: ModelTraits, group: KvGroupTraits, dtype: str) -> int:
+    """Bytes one token takes in the pool of one group."""
+    attention = traits.attention
+    heads = attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
+    return len(group.layers) * heads * ITEM_BYTES[dtype]
+
+
+def window_pool_saving(traits: ModelTraits, dtype: str, length: int) -> int:
+    """Bytes a sequence of `length` tokens would save if window layers kept their window only."""
+    return sum(
+        group_bytes_per_token(traits, group, dtype) * max(0, length - group.window)
+        for group in traits.kv_groups
+        if group.window is not None
+    )
+
+
+def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
+    """Bytes set aside besides weights and KV, by name: the `fixed` of `plan_kv_tokens`."""
+    rows = plan.max_running_requests.value + 1  # and the padding row
+    tokens = max(plan.chunked_prefill_size.value, rows)
+    table_pages = -(-plan.max_model_len.value // plan.page_size.value)
+    attention = traits.attention
+    width = (
+        3 * traits.hidden_size  # residual, normed, output
+        + 3 * traits.intermediate_size  # gate, up, their product
+        + attention.num_heads * (attention.head_dim + attention.v_head_dim)
+        + attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
+    )
+    return {
+        "rows": rows * (8 * traits.vocab_size + _ROW_SCALAR_BYTES),
+        "page tables": rows * table_pages * 4 * len(traits.kv_groups),
+        "activations": tokens * width * ITEM_BYTES[plan.dtype.value],
+        "logits": rows * traits.vocab_size * 4 * 3,  # raw, processed, probabilities
+    }
+
+
+def kv_token_cap(plan: Plan) -> int | None:
+    """Tokens the pool need not exceed: what was asked, or on a CPU what sequences can use."""
+    if plan.max_total_tokens.value is not None:
+        return plan.max_total_tokens.value
+    if plan.device.value != "cpu":
+        return None
+    return useful_tokens(
+        max_running_requests=plan.max_running_requests.value,
+        max_model_len=plan.max_model_len.value,
+        page_size=plan.page_size.value,
+    )
+
+
+def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTable:
+    """Spend the memory of `hardware` as the plan says; never raises: a shortage is in the table."""
+    traits = persona.traits
+    weights = weight_bytes(traits, plan.dtype.value)
+    left = hardware.memory_bytes - sum(weights.values())
+    if plan.device.value == "cpu":
+        spendable = cpu_spendable_bytes(
+            available=max(left, 0), mem_fraction=plan.mem_fraction.value
+        )
+    else:
+        spendable = gpu_spendable_bytes(
+            free_after_load=left - GPU_CONTEXT_BYTES,
+            total=hardware.memory_bytes,
+            mem_fraction=plan.mem_fraction.value,
+        )
+    fixed = fixed_bytes(traits, plan)
+    per_token = kv_bytes_per_token(traits, plan.kv_cache_dtype.value)
+    cap = kv_token_cap(plan)
+    lines: tuple[BudgetLine, ...]
+    try:
+        budget = plan_kv_tokens(spendable, fixed, per_token, plan.page_size.value, cap)
+    except CapacityError as error:
+        lines = (
+            BudgetLine(name="may be spent", bytes=spendable),
+            *(BudgetLine(name=name, bytes=count) for name, count in fixed.items()),
+        )
+        tokens, reason, shortage = 0, "", str(error)
+    else:
+        lines, tokens, reason, shortage = budget.lines, budget.tokens, budget.reason, ""
+    return MemoryTable(
+        device_bytes=hardware.memory_bytes,
+        weights=weights,
+        kv_bytes_per_token=per_token,
+        lines=lines,
+        tokens=tokens,
+        reason=reason,
+        shortage=shortage,
+    )

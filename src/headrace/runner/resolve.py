@@ -1,0 +1,160 @@
+"""The plan: one pure function of asked x persona x hardware x facts of the checkpoint.
+
+Same input, same plan. Nothing here touches a device or a file; what only measuring can tell is
+decided later by the runner. Asks that this version cannot serve are refused together, with every
+reason, so that nobody has to start three times to learn of three conflicts.
+"""
+
+from collections.abc import Iterator
+
+from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.config.engine_config import EngineConfig
+from headrace.config.hardware import Hardware
+from headrace.config.persona import ModelTraits, Persona
+from headrace.config.plan import Plan
+from headrace.runner import choices
+from headrace.runner.choices import CheckpointFacts
+
+__all__ = ["CheckpointFacts", "resolve"]
+
+
+def resolve(
+    config: EngineConfig, persona: Persona, hardware: Hardware, *, checkpoint: CheckpointFacts
+) -> Plan:
+    """Settle every choice.
+
+    Raises:
+        UnsupportedError: something that is not built in this version was asked for by name.
+        ConfigError: explicit asks contradict each other, the model or the hardware.
+    """
+    _refuse_unbuilt(config)
+    _refuse_conflicts(config, persona.traits, hardware, checkpoint)
+    traits = persona.traits
+    device = choices.device(config, hardware)
+    dtype = choices.dtype(config, traits, hardware, checkpoint)
+    kv_cache_dtype = choices.kv_cache_dtype(config, dtype.value)
+    max_model_len = choices.max_model_len(config, traits, hardware)
+    page_size = choices.page_size(config, hardware)
+    prefill, decode = choices.attention(
+        config,
+        traits,
+        hardware,
+        page_size=page_size.value,
+        dtype=dtype.value,
+        kv_dtype=kv_cache_dtype.value,
+    )
+    return Plan(
+        device=device,
+        load_format=choices.load_format(config, checkpoint),
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        ropes=choices.ropes(traits, max_model_len.value),
+        page_size=page_size,
+        prefill_attention=prefill,
+        decode_attention=decode,
+        decode_graph=choices.unbuilt("decode_graph", asked_off=config.decode_graph == "off"),
+        prefill_graph=choices.unbuilt("prefill_graph", asked_off=config.prefill_graph == "off"),
+        cpu_graph=choices.unbuilt("cpu_graph", asked_off=config.cpu_graph == "off"),
+        prefix_cache=choices.prefix_cache(config),
+        overlap=choices.overlap(config, hardware),
+        chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
+        max_running_requests=choices.max_running_requests(config, hardware),
+        mem_fraction=choices.mem_fraction(config, hardware),
+        max_total_tokens=choices.max_total_tokens(config, hardware),
+        window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
+    )
+
+
+def _refuse_unbuilt(config: EngineConfig) -> None:
+    asked = [
+        f"{name} = {value}"
+        for name, value in (
+            ("decode_graph", config.decode_graph),
+            ("prefill_graph", config.prefill_graph),
+            ("cpu_graph", config.cpu_graph),
+        )
+        if value not in ("auto", "off")
+    ]
+    reasons = [choices.EAGER_ONLY] if asked else []
+    remedies = ["Use auto or off for graphs"] if asked else []
+    if config.deterministic:
+        asked.append("deterministic = True")
+        reasons.append("kernels whose sums do not depend on the batch are not built yet")
+        remedies.append("leave deterministic off")
+    if asked:
+        raise UnsupportedError(
+            f"Not supported: {', '.join(asked)}", why="; ".join(reasons), remedy="; ".join(remedies)
+        )
+
+
+def _refuse_conflicts(
+    config: EngineConfig, traits: ModelTraits, hardware: Hardware, checkpoint: CheckpointFacts
+) -> None:
+    problems = [
+        *_device_conflicts(config, hardware),
+        *_dtype_conflicts(config, traits, hardware),
+        *_length_conflicts(config, traits),
+        *_attention_conflicts(config),
+    ]
+    stored = checkpoint.load_format
+    if config.load_format not in ("auto", "dummy", stored):
+        problems.append(f"load_format {config.load_format} was asked, the checkpoint is {stored}")
+    if problems:
+        raise ConfigError(
+            f"{len(problems)} of the options asked for cannot be honoured"
+            if len(problems) > 1
+            else "An option asked for cannot be honoured",
+            why="; ".join(problems),
+        )
+
+
+def _device_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
+    if config.device not in ("auto", choices.torch_device(hardware)):
+        origin = "assumed" if hardware.assumed else "detected"
+        yield f"device {config.device} was asked, the {origin} hardware is {hardware.platform}"
+
+
+def _dtype_conflicts(
+    config: EngineConfig, traits: ModelTraits, hardware: Hardware
+) -> Iterator[str]:
+    if config.dtype == "bfloat16" and not choices.has_bfloat16(hardware):
+        yield (
+            f"dtype bfloat16 needs compute capability 8.0, {hardware.name} has "
+            f"{choices.dotted(hardware.capability)} (use float16 or float32)"
+        )
+    if config.dtype == "float16" and choices.overflows_float16(traits):
+        yield (
+            f"dtype float16 ends at 65504 and activations of {traits.family} models exceed it "
+            "(use bfloat16 or float32)"
+        )
+    kv = config.kv_cache_dtype
+    if "auto" not in (kv, config.dtype) and kv != config.dtype:
+        yield (
+            f"kv_cache_dtype {kv} differs from dtype {config.dtype}, and attention reads the pool "
+            "in the dtype it computes in (leave kv_cache_dtype at auto)"
+        )
+
+
+def _length_conflicts(config: EngineConfig, traits: ModelTraits) -> Iterator[str]:
+    longest, length = traits.max_position, config.max_model_len
+    if length is not None and length > longest:
+        yield (
+            f"max_model_len {length:,} is beyond the {longest:,} positions the model is made for "
+            f"(ask for at most {longest:,}, or state a rope scaling in the checkpoint's config)"
+        )
+    total = config.max_total_tokens
+    if total is not None and length is not None and total < length:
+        yield (
+            f"max_total_tokens {total:,} cannot hold one sequence of max_model_len {length:,} "
+            "(raise the one or lower the other)"
+        )
+
+
+def _attention_conflicts(config: EngineConfig) -> Iterator[str]:
+    both = config.attention_backend
+    for phase in ("prefill", "decode"):
+        name = f"{phase}_attention_backend"
+        one = getattr(config, name)
+        if None not in (both, one) and both != one:
+            yield f"attention_backend {both} names both phases, {name} says {one} (ask one of them)"
