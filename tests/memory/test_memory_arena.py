@@ -66,6 +66,12 @@ def test_the_allocators_own_refusal_is_told_the_same_way(monkeypatch: pytest.Mon
         Arena("cpu").allocate("kv", (2**50,), torch.float32)
 
 
+def test_a_host_that_would_promise_too_much_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "free_bytes", lambda device: arena_module.LARGE - 1)
+    with pytest.raises(CapacityError, match="67,108,863 bytes free"):
+        Arena("cpu").allocate("kv", (arena_module.LARGE,), torch.int8)
+
+
 def test_a_device_out_of_memory_is_told_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

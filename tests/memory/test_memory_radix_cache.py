@@ -292,6 +292,13 @@ def test_the_eviction_queue_stays_as_small_as_the_tree(tree: Tree) -> None:
     assert len(tree.cache._queue) <= 3
 
 
+def test_the_eviction_queue_forgets_what_was_dropped(tree: Tree) -> None:
+    tree.insert("abcd")
+    tree.insert("xy", CacheKey(salt="tenant"))
+    tree.cache.drop(KEY)
+    assert len(tree.cache._queue) == 1
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_long_prompts_take_milliseconds(page_size: int) -> None:
     """10,000 tokens; about 1 ms is measured, what is quadratic takes seconds."""
