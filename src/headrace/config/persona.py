@@ -49,7 +49,6 @@ class RopeTraits:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
-    frequency_divisors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +102,8 @@ class ModelTraits:
     tie_word_embeddings: bool
     max_position: int
     mlp_bias: bool = False
+    norm_offset: float = 0.0
+    """Norms multiply by norm_offset + stored weight; 1 in Gemma."""
     final_soft_cap: float | None = None
     embedding_scale: float | None = None
     is_generation: bool = True

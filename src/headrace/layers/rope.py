@@ -1,0 +1,52 @@
+"""Rotary position embedding (Su et al., 2021), half-split form: dimension i turns with i + R/2."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config.plan import RopePlan
+from headrace.layers.rope_frequencies import rope_frequencies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Angles of the tokens of a step, gathered once and shared by the layers.
+
+    cos, sin: [T, 1, R] float32; the first half of sin is negated, so that a rotation is
+    x * cos + (x with its halves swapped) * sin.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Rotate the first R dimensions of each head, in float32: [T, N, D] -> [T, N, D]."""
+        rotary = self.cos.shape[-1]
+        head = x if rotary == x.shape[-1] else x[..., :rotary]
+        first, second = head.chunk(2, dim=-1)
+        swapped = torch.cat((second, first), dim=-1)
+        turned = torch.addcmul(head * self.cos, swapped, self.sin).to(x.dtype)
+        return turned if head is x else torch.cat((turned, x[..., rotary:]), dim=-1)
+
+
+class RotaryEmbedding(nn.Module):
+    """Table of cos and sin for the positions 0 .. plan.length - 1."""
+
+    cache: Tensor
+
+    def __init__(self, plan: RopePlan, device: torch.device) -> None:
+        super().__init__()
+        self.plan = plan
+        frequencies, attention_factor = rope_frequencies(plan)
+        positions = torch.arange(plan.length, dtype=torch.float32)
+        angles = positions[:, None] * frequencies[None]  # [length, R / 2]
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+        self.register_buffer("cache", table.to(device), persistent=False)  # [length, R]
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """[T] int64, below plan.length."""
+        cos, sin = self.cache.index_select(0, positions).chunk(2, dim=-1)  # [T, R / 2] each
+        return Rotation(
+            cos=torch.cat((cos, cos), dim=-1)[:, None], sin=torch.cat((-sin, sin), dim=-1)[:, None]
+        )

@@ -1,0 +1,1 @@
+"""Floor 7: model families: what a config says, and the module tree that goes with it."""
