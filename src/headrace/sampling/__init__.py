@@ -1,0 +1,1 @@
+"""Floor 6: from logits to tokens and their logprobs."""

@@ -1,0 +1,98 @@
+"""What the sampling rows of a step require, worked out on the host before the launch."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
+from headrace.request.sampling_params import SamplingParams
+
+Forbidden = Collection[int] | None
+
+
+def sampling_batch_info(
+    params: Sequence[SamplingParams],
+    rows: Sequence[int],
+    sequence_index: Sequence[int],
+    token_index: Sequence[int],
+    device: torch.device,
+    masks: Sequence[Forbidden] | None = None,
+    *,
+    vocab_size: int,
+) -> SamplingBatchInfo:
+    """Collect the needs of S sampling sequences; the arguments are in their order.
+
+    Args:
+        params: options of each.
+        rows: row of each.
+        sequence_index: place of each among the B sequences of the batch.
+        token_index: place of each one's last new token among the T tokens of the step.
+        masks: tokens the host forbids to each in this step (`HostMask.forbidden`), `None` for a
+            sequence without a mask.
+        vocab_size: V, columns of the mask.
+    """
+    places = torch.tensor([rows, sequence_index, token_index], dtype=torch.int64)  # one copy
+    assert places.shape == (3, len(params))
+    row, sequence, token = _to_device(places, device).unbind(0)
+    return SamplingBatchInfo(
+        rows=row,
+        sequence_index=sequence,
+        token_index=token,
+        all_greedy=all(each.greedy for each in params),
+        any_penalties=any(each.has_penalties for each in params),
+        any_bias=any(each.has_bias for each in params),
+        any_filters=any(each.has_filters and not each.greedy for each in params),
+        any_min_tokens=any(each.min_tokens > 0 for each in params),
+        mask=_mask(masks, len(params), vocab_size, device),
+        logprobs=_logprob_request(params, device),
+    )
+
+
+def wanted_logprobs(params: SamplingParams) -> int | None:
+    """How many likeliest tokens are returned beside each output token; `None`: no logprobs."""
+    if params.logprobs is None and params.logprob_token_ids:
+        return 0
+    return params.logprobs
+
+
+def _mask(
+    masks: Sequence[Forbidden] | None, count: int, vocab_size: int, device: torch.device
+) -> Tensor | None:
+    if masks is None or all(forbidden is None for forbidden in masks):
+        return None
+    assert len(masks) == count
+    mask = torch.zeros(count, vocab_size, dtype=torch.bool)
+    for line, forbidden in zip(mask, masks, strict=True):
+        if forbidden:
+            line[torch.tensor(list(forbidden), dtype=torch.int64)] = True
+    return _to_device(mask, device)
+
+
+def _logprob_request(
+    params: Sequence[SamplingParams], device: torch.device
+) -> LogprobRequest | None:
+    tops = [wanted_logprobs(each) for each in params]
+    if all(top is None for top in tops):
+        return None
+    asking = [each for each, top in zip(params, tops, strict=True) if top is not None]
+    width = max(len(each.logprob_token_ids) for each in asking)
+    token_ids = processed = None
+    if width:
+        padded = [
+            [*each.logprob_token_ids, *[-1] * (width - len(each.logprob_token_ids))]
+            for each in params
+        ]
+        token_ids = _to_device(torch.tensor(padded, dtype=torch.int64), device)
+    if any(each.logprobs_mode == "processed" for each in asking):
+        modes = [each.logprobs_mode == "processed" for each in params]
+        processed = _to_device(torch.tensor(modes, dtype=torch.bool), device)
+    return LogprobRequest(
+        top=max(top for top in tops if top is not None), token_ids=token_ids, processed=processed
+    )
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
