@@ -82,9 +82,10 @@ ASSUMED_HARDWARE = {
 def assumed_hardware(name: str) -> Hardware:
     """Look up `name`; a unique beginning ("h200") is enough. Raises `ConfigError`."""
     wanted = name.lower()
-    found = [key for key in ASSUMED_HARDWARE if key == wanted or key.startswith(wanted)]
-    if wanted in ASSUMED_HARDWARE:
-        found = [wanted]
+    # "l4" means l4-24gb, not l40s-48gb: a whole name, then a whole first part, then a beginning
+    found: list[str] = []
+    for means in (str.__eq__, lambda key, name: key.startswith(f"{name}-"), str.startswith):
+        found = found or [key for key in ASSUMED_HARDWARE if means(key, wanted)]
     if len(found) != 1:
         reason = "is not in the table" if not found else f"could be {' or '.join(found)}"
         raise ConfigError(
