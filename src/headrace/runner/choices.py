@@ -26,7 +26,7 @@ CHUNK_TABLE = ((35_000, 2048), (60_000, 4096), (160_000, 8192))
 CHUNK_LARGEST = 16384
 CHUNK_CPU = 512
 RUNNING_CPU, RUNNING_GPU = 64, 256
-FRACTION_CPU, FRACTION_GPU = 0.5, 0.9
+FRACTION_CPU, FRACTION_GPU = 0.25, 0.9
 # Ropes whose frequencies change with the length they are used at.
 LENGTH_ROPES = ("dynamic", "longrope")
 
