@@ -9,7 +9,8 @@ from headrace.kernels.mass import token_mass
 from headrace.kernels.ordering import largest
 from headrace.kernels.row_selection import RowIndex, change_rows
 
-CANDIDATES = 1024  # tokens looked at before a row is sorted whole, CPU only
+# On the CPU, first tokens looked at, in turn, before a row is sorted whole: most nuclei are small.
+_CPU_WIDTHS = (128, 2048)
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -41,17 +42,21 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
 def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     vocabulary = logits.shape[-1]
     top_k = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).to(torch.int64)
-    if logits.device.type != "cpu" or vocabulary <= CANDIDATES:
-        return _keep_first(logits, top_k, top_p, min_p, vocabulary)[0]
-    kept, settled = _keep_first(logits, top_k, top_p, min_p, CANDIDATES)
-
-    def sort_whole(_: Tensor, index: RowIndex) -> Tensor:
-        sorted_whole = _keep_first(
-            logits[index], top_k[index], top_p[index], min_p[index], vocabulary
+    widths = [width for width in _CPU_WIDTHS if width < vocabulary]
+    if logits.device.type != "cpu":
+        widths = []  # to learn which rows are settled the host would have to wait
+    open_rows = torch.arange(len(logits), device=logits.device)
+    filtered = torch.empty_like(logits)
+    for width in (*widths, vocabulary):
+        part, settled = _keep_first(
+            logits[open_rows], top_k[open_rows], top_p[open_rows], min_p[open_rows], width
         )
-        return sorted_whole[0]
-
-    return change_rows(kept, ~settled, sort_whole)
+        filtered[open_rows] = part
+        if width < vocabulary:
+            open_rows = open_rows[~settled]
+            if len(open_rows) == 0:
+                break
+    return filtered
 
 
 def _keep_first(

@@ -5,9 +5,7 @@ from torch import Tensor
 
 from headrace.kernels.mass import log_mass, token_mass
 from headrace.kernels.ordering import largest, order_keys
-
-# Elements of logits worked on at a time: bounds the scratch when a long prompt asks.
-_CHUNK_ELEMENTS = 1 << 22
+from headrace.kernels.row_selection import rows_at_a_time
 
 LogprobTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -31,7 +29,7 @@ def token_logprobs(
         values [S, M] and ranks [S, M] of `token_ids`, `None` when there are none.
     """
     top = min(top, logits.shape[-1])
-    step = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
+    step = rows_at_a_time(logits)  # bounds the scratch when a long prompt asks
     parts = [
         _logprobs_of(
             logits[start : start + step],

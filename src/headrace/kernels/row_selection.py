@@ -7,13 +7,23 @@ from torch import Tensor
 
 RowIndex = Tensor | slice
 
+# Elements worked on at a time: on the CPU what stays in its cache, on a device what bounds scratch.
+_CPU_ELEMENTS = 1 << 17
+_DEVICE_ELEMENTS = 1 << 24
+
+
+def rows_at_a_time(values: Tensor) -> int:
+    """How many rows of `values` [S, V] to work on at once, at least 1."""
+    elements = _CPU_ELEMENTS if values.device.type == "cpu" else _DEVICE_ELEMENTS
+    return max(1, elements // values.shape[-1])
+
 
 def change_rows(
     values: Tensor, flags: Tensor, change: Callable[[Tensor, RowIndex], Tensor]
 ) -> Tensor:
     """`values` with `change` applied to the flagged rows; the input itself is not written.
 
-    On the CPU only flagged rows are computed. On a device all are, and the unflagged results are
+    On the CPU only flagged rows are computed, a few at a time. On a device all are, and the unflagged results are
     dropped: asking which rows are flagged would make the host wait. `change` must therefore treat
     rows alone, so that both ways give the same bits.
 
@@ -28,8 +38,7 @@ def change_rows(
     chosen = flags.nonzero().squeeze(1)
     if len(chosen) == 0:
         return values
-    if len(chosen) == len(flags):
-        return change(values, slice(None))
-    changed = values.clone()
-    changed[chosen] = change(values[chosen], chosen)
+    changed = torch.empty_like(values) if len(chosen) == len(flags) else values.clone()
+    for part in chosen.split(rows_at_a_time(values)):
+        changed[part] = change(values[part], part)
     return changed
