@@ -5,33 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from headrace.attention.torch_native import TorchNativeBackend
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
-from headrace.kernels.attention_twins import paged_decode, paged_extend
 from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.models.decoder import CausalDecoder
-
-
-class TwinBackend:
-    def forward(self, q, layer, batch, *, kv=None):
-        group = batch.kv[layer.kv_group]
-        keys, values = layer.pool.key_value(layer.pool_layer)
-        habits = {"scale": layer.scale, "window": layer.window, "soft_cap": layer.soft_cap}
-        if batch.mode.is_decode:
-            return paged_decode(q, keys, values, group.page_table, batch.seq_lens, **habits)
-        return paged_extend(
-            q,
-            keys,
-            values,
-            group.page_table,
-            batch.extend_start,
-            batch.extend_lens,
-            batch.prefix_lens,
-            max_extend=max(batch.bounds.extend_lens),
-            **habits,
-        )
 
 
 class Driver:
@@ -45,6 +25,7 @@ class Driver:
         pages = -(-max_length // page_size)
         arena = Arena("cpu")
         self.tables: dict[str, Tensor] = {}
+        self.backends: list[TorchNativeBackend] = []
         layers = model.attention_layers()
         dtype = next(model.parameters()).dtype
         for seed, group in enumerate(traits.kv_groups):
@@ -62,14 +43,26 @@ class Driver:
                 sequences * pages, generator=torch.Generator().manual_seed(seed)
             )
             self.tables[group.name] = (1 + shuffled).view(sequences, pages).to(torch.int32)
+            backend = TorchNativeBackend(
+                group=group,
+                attention=traits.attention,
+                page_size=page_size,
+                max_sequences=sequences,
+                max_model_len=max_length,
+                dtype=dtype,
+                device=arena.device,
+            )
+            self.backends.append(backend)
             for place, layer in enumerate(group.layers):
-                layers[layer].bind(pool, TwinBackend(), place)
+                layers[layer].bind(pool, backend, place)
         self.lengths = [0] * sequences
 
     def step(self, new: Mapping[int, Sequence[int]], *, decode: bool = False) -> list[Tensor]:
         """Append tokens to sequences; logits [L, V] of the new tokens of each."""
         batch, ids = self.batch(new, decode=decode)
         with torch.inference_mode():
+            for backend in self.backends:
+                backend.prepare_metadata(batch)
             hidden = self.model(ids, batch.positions, batch)
             logits = self.model.compute_logits(hidden)
         return list(logits.split([len(tokens) for tokens in new.values()]))
@@ -134,11 +127,18 @@ class Driver:
         self.lengths = [0] * len(self.lengths)
         return self.step(dict(enumerate(prompts)))
 
-    def token_by_token(self, *prompts: Sequence[int]) -> list[Tensor]:
-        """The first token as a prompt, every further one a decode step."""
-        parts = [[logits] for logits in self.whole(*[prompt[:1] for prompt in prompts])]
-        for place in range(1, max(map(len, prompts))):
-            new = {i: p[place : place + 1] for i, p in enumerate(prompts) if place < len(p)}
-            for row, logits in zip(new, self.step(new, decode=True), strict=True):
-                parts[row].append(logits)
+    def decoded(self, *prompts: Sequence[int], tail: int) -> list[Tensor]:
+        """Logits [L, V] with up to `tail` last tokens of each prompt in decode steps."""
+        cuts = [max(1, len(prompt) - tail) for prompt in prompts]
+        whole = self.whole(*[prompt[:cut] for prompt, cut in zip(prompts, cuts, strict=True)])
+        parts = [[logits] for logits in whole]
+        for offset in range(tail):
+            new = {
+                row: prompt[cut + offset : cut + offset + 1]
+                for row, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True))
+                if cut + offset < len(prompt)
+            }
+            if new:
+                for row, logits in zip(new, self.step(new, decode=True), strict=True):
+                    parts[row].append(logits)
         return [torch.cat(part) for part in parts]
