@@ -1,0 +1,1 @@
+"""Floor 5: attention backends, their registry and the selection among them."""

@@ -1,0 +1,239 @@
+"""Cuts a step into tiles of similar rows: which queries, which slots, which mask.
+
+A tile is [b rows, E queries, C keys], padded to its longest row. Rows are grouped by the powers of
+two of their new tokens and of their keys, so that padding at most doubles either; long prompts are
+cut into several tiles of queries, each with the keys that its queries can see and no more. A tile
+is made once per step and serves all layers of a KV group.
+
+No slot that a row does not own is ever read: past a row's last token its key columns repeat that
+token, masked, so NaN in the padding page, in the tail of a page or in free pages reaches nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.batch.forward_batch import ForwardBatch
+
+SHORT_KEYS = 256  # below this many keys rows share a tile whatever their lengths
+TILE_QUERIES = 256
+MASK_ELEMENTS = 1 << 22  # of one tile
+GATHER_ELEMENTS = 1 << 21  # keys of one tile: [b, C, K, D]; about what a last-level cache holds
+STEP_MASK_ELEMENTS = 1 << 24  # of all tiles of a step; beyond it masks are made again per layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Queries and keys of some rows.
+
+    Attributes:
+        rows, queries, keys: b, E, C.
+        tokens: [b * E] int64 place of each query among the step's tokens (a slice if they follow
+            each other); a padded query repeats its row's last.
+        real: [n] int64, places in [b * E] of queries that are not padding; `None` for all.
+        slots: [b * C] int64.
+        position: [b, E] int32 of the queries. first: [b] int32, position of key column 0.
+        dead: [b, E] bool, queries that see nothing; `None` when there are none.
+        mask: [b, 1, E, C], 0 or -inf; `None` when nothing is masked or `mask_later`.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    tokens: Tensor | slice
+    real: Tensor | None
+    slots: Tensor
+    position: Tensor
+    first: Tensor
+    window: int | None
+    dead: Tensor | None
+    mask: Tensor | None
+    mask_later: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """Host bounds of one row.
+
+    Attributes:
+        index: place in the batch. start: place of its first new token.
+        new: new tokens. prefix: tokens before them. first: first position a query of it sees.
+    """
+
+    index: int
+    start: int
+    new: int
+    prefix: int
+    first: int
+
+    @property
+    def keys(self) -> int:
+        return max(1, self.prefix + self.new - self.first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """Queries [start, stop) of each of `rows`, over the key columns [low, high)."""
+
+    rows: tuple[_Row, ...]
+    start: int
+    stop: int
+    low: int
+    high: int
+
+    @property
+    def mask_elements(self) -> int:
+        return len(self.rows) * (self.stop - self.start) * (self.high - self.low)
+
+
+def make_tiles(
+    batch: ForwardBatch,
+    group: str,
+    *,
+    window: int | None,
+    key_elements: int,
+    dtype: torch.dtype,
+) -> tuple[Tile, ...]:
+    """The tiles of a step that cover every token of every row.
+
+    Args:
+        window: keys a query sees, itself included.
+        key_elements: K * D, for the bound on the size of a tile.
+        dtype: of the queries, which the mask shares.
+    """
+    cuts = tuple(_cuts(batch, window, key_elements))
+    mask_later = sum(cut.mask_elements for cut in cuts) > STEP_MASK_ELEMENTS
+    kv = batch.kv[group]
+    return tuple(
+        _tile(batch, kv.page_table, kv.page_size, cut, window, dtype, mask_later) for cut in cuts
+    )
+
+
+def tile_mask(tile: Tile, dtype: torch.dtype) -> Tensor | None:
+    """The mask of a tile, [b, 1, E, C]; made here when the tile does not hold it."""
+    if not tile.mask_later:
+        return tile.mask
+    return _mask(tile.position, tile.first, tile.keys, tile.window, dtype)
+
+
+def _rows(batch: ForwardBatch, window: int | None) -> Iterator[_Row]:
+    start = 0
+    lengths = zip(batch.bounds.seq_lens, batch.bounds.extend_lens, strict=True)
+    for index, (total, new) in enumerate(lengths):
+        prefix = total - new
+        first = 0 if window is None else max(0, prefix - window + 1)
+        if new > 0:
+            yield _Row(index=index, start=start, new=new, prefix=prefix, first=first)
+        start += new
+
+
+def _cuts(batch: ForwardBatch, window: int | None, key_elements: int) -> Iterator[_Cut]:
+    alike: dict[tuple[int, int], list[_Row]] = {}
+    for row in _rows(batch, window):
+        key = (row.new - 1).bit_length(), (max(row.keys, SHORT_KEYS) - 1).bit_length()
+        alike.setdefault(key, []).append(row)
+    for rows in alike.values():
+        queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
+        step = max(1, min(queries, TILE_QUERIES, MASK_ELEMENTS // keys))
+        together = max(1, min(GATHER_ELEMENTS // key_elements, MASK_ELEMENTS // step) // keys)
+        for begin in range(0, len(rows), together):
+            yield from _query_cuts(tuple(rows[begin : begin + together]), step, window)
+
+
+def _query_cuts(rows: tuple[_Row, ...], step: int, window: int | None) -> Iterator[_Cut]:
+    queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
+    before = [row.prefix - row.first for row in rows]  # key columns before the first query's own
+    for start in range(0, queries, step):
+        stop = min(start + step, queries)
+        low = 0 if window is None else max(0, min(before) + start - window + 1)
+        high = min(keys, max(1, max(before) + stop))
+        yield _Cut(rows=rows, start=start, stop=stop, low=low, high=high)
+
+
+def _tile(
+    batch: ForwardBatch,
+    page_table: Tensor,
+    page_size: int,
+    cut: _Cut,
+    window: int | None,
+    dtype: torch.dtype,
+    mask_later: bool,
+) -> Tile:
+    device = page_table.device
+    total, prefix, new = _device_lengths(batch)
+    if len(cut.rows) < total.shape[0]:
+        index = torch.tensor([row.index for row in cut.rows], device=device)
+        total, prefix, new, page_table = (x[index] for x in (total, prefix, new, page_table))
+    first = torch.zeros_like(prefix) if window is None else (prefix - window + 1).clamp(min=0)
+    first = first + cut.low
+    step = torch.arange(cut.start, cut.stop, device=device, dtype=torch.int32)
+    position = prefix[:, None] + step  # [b, E]
+    dead = (step >= new[:, None]) | (position < 0)
+    keys = cut.high - cut.low
+    mask = None if mask_later else _mask(position, first, keys, window, dtype)
+    tokens, real = _tokens(cut, device)
+    return Tile(
+        rows=len(cut.rows),
+        queries=cut.stop - cut.start,
+        keys=keys,
+        tokens=tokens,
+        real=real,
+        slots=_slots(page_table, page_size, first, total, keys),
+        position=position,
+        first=first,
+        window=window,
+        dead=None if _known_false(dead) else dead,
+        mask=None if mask is None or _known_false(mask != 0) else mask,
+        mask_later=mask_later,
+    )
+
+
+def _device_lengths(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Total, prefix and new tokens of each row, [B] int32."""
+    if batch.prefix_lens is None or batch.extend_lens is None:
+        return batch.seq_lens, batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
+    return batch.seq_lens, batch.prefix_lens, batch.extend_lens
+
+
+def _slots(page_table: Tensor, page_size: int, first: Tensor, total: Tensor, keys: int) -> Tensor:
+    """Slots of the key columns, [b * C] int64; columns past a row's end repeat its last token."""
+    last = (total - 1).clamp(min=0)
+    column = torch.arange(keys, device=page_table.device, dtype=torch.int32)
+    position = torch.minimum(first[:, None] + column, last[:, None]).long()  # [b, C]
+    page = page_table.gather(1, position // page_size).long()
+    return (page * page_size + position % page_size).flatten()
+
+
+def _tokens(cut: _Cut, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
+    """Places of the queries among the tokens, and which of them are not padding."""
+    tokens: list[int] = []
+    real: list[int] = []
+    for row in cut.rows:
+        live = range(row.start + cut.start, row.start + min(cut.stop, row.new))
+        real.extend(range(len(tokens), len(tokens) + len(live)))
+        tokens.extend(live)
+        tokens.extend([row.start + row.new - 1] * (cut.stop - cut.start - len(live)))
+    if tokens == list(range(tokens[0], tokens[0] + len(tokens))):
+        return slice(tokens[0], tokens[0] + len(tokens)), None
+    padded = len(real) < len(tokens)
+    return torch.tensor(tokens, device=device), (
+        torch.tensor(real, device=device) if padded else None
+    )
+
+
+def _mask(
+    position: Tensor, first: Tensor, keys: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
+    key = first[:, None] + torch.arange(keys, device=first.device, dtype=torch.int32)  # [b, C]
+    hidden = key[:, None] > position[:, :, None]  # [b, E, C]
+    if window is not None:
+        hidden |= key[:, None] <= position[:, :, None] - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=first.device)
+    return mask.masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def _known_false(condition: Tensor) -> bool:
+    """Whether nothing is true, where asking costs no wait for the device."""
+    return condition.device.type == "cpu" and not condition.any()

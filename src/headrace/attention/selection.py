@@ -1,0 +1,157 @@
+"""Which backend serves a phase: asked by name, or the first admissible of a preference list."""
+
+from dataclasses import dataclass
+
+import torch
+
+from headrace.attention import torch_native, triton_backend
+from headrace.attention.backend import AttentionBackend
+from headrace.attention.capabilities import AttentionNeed, Phase, need_refusals
+from headrace.attention.hybrid import HybridAttentionBackend
+from headrace.attention.registry import ATTENTION_BACKENDS
+from headrace.base.decision import Decision, Refusal
+from headrace.base.errors import UnsupportedError
+from headrace.config.hardware import Hardware
+from headrace.config.persona import AttentionTraits, KvGroupTraits
+
+BUILT_IN = (torch_native.TorchNativeBackend, triton_backend.TritonBackend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Backends of a platform, best first, and the measurement that says so."""
+
+    backends: tuple[str, ...]
+    evidence: str
+
+
+PREFERENCES = {
+    "cuda": Preference(backends=("triton", "torch_native"), evidence="reads pages in place"),
+    "cpu": Preference(backends=("torch_native",), evidence="the only one that compiles for a CPU"),
+}
+ELSEWHERE = Preference(
+    backends=("torch_native",), evidence="nothing else was measured on this platform"
+)
+
+
+def select_attention(
+    phase: Phase, asked: str | None, need: AttentionNeed, hardware: Hardware
+) -> Decision[str]:
+    """The backend of `phase`.
+
+    Args:
+        asked: a registered name, which is used or refused, never replaced; `None` or "auto" takes
+            the first of the platform's preference list that admits `need`.
+
+    Raises:
+        UnsupportedError: the name is unknown or refused, or every candidate is refused; lists every
+            reason and remedy.
+    """
+    name = f"{phase}_attention"
+    if asked not in (None, "auto"):
+        refused = backend_refusals(asked, need, hardware)
+        if refused:
+            raise UnsupportedError(
+                f"Attention backend {asked} cannot serve {phase} here",
+                why="; ".join(refusal.reason for refusal in refused),
+                remedy="; ".join(dict.fromkeys(refusal.remedy for refusal in refused)),
+            )
+        return Decision(name=name, value=asked, reason="asked for by name", asked=True)
+    preference = PREFERENCES.get(hardware.platform, ELSEWHERE)
+    found: list[Refusal] = []
+    for candidate in preference.backends:
+        refused = backend_refusals(candidate, need, hardware)
+        if not refused:
+            reason = f"first of {', '.join(preference.backends)} that admits the model"
+            return Decision(
+                name=name,
+                value=candidate,
+                reason=f"{reason} ({preference.evidence})",
+                refused=tuple(found),
+            )
+        found += refused
+    raise UnsupportedError(
+        f"No attention backend can serve {phase} on {hardware.name}",
+        why="; ".join(f"{refusal.subject}: {refusal.reason}" for refusal in found),
+        remedy="; ".join(dict.fromkeys(refusal.remedy for refusal in found)),
+    )
+
+
+def backend_refusals(name: str, need: AttentionNeed, hardware: Hardware) -> list[Refusal]:
+    """Why no class called `name` serves `need`; empty when one does."""
+    found: list[Refusal] = []
+    for backend in ATTENTION_BACKENDS.entries(name):
+        refused = backend.refusals(need, hardware)
+        if not refused:
+            return []
+        found += refused
+    return found
+
+
+def build_attention_backend(
+    prefill: str,
+    decode: str,
+    *,
+    group: KvGroupTraits,
+    attention: AttentionTraits,
+    page_size: int,
+    max_sequences: int,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
+) -> AttentionBackend:
+    """The backend of one KV group: of each name the first class whose capabilities admit it.
+
+    Args:
+        prefill, decode: registered names, as `select_attention` settled them.
+        kv_dtype: of the pool; that of the queries if absent.
+
+    Raises:
+        UnsupportedError: no class of a name admits the model, or its kernels cannot run here.
+    """
+    classes = [
+        _class_of(
+            name,
+            AttentionNeed.of(
+                phase,
+                group,
+                attention,
+                dtype=_name(dtype),
+                kv_dtype=_name(kv_dtype or dtype),
+                page_size=page_size,
+            ),
+        )
+        for phase, name in ((Phase.PREFILL, prefill), (Phase.DECODE, decode))
+    ]
+    backends = [
+        kind(
+            group=group,
+            attention=attention,
+            page_size=page_size,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+        )
+        for kind in dict.fromkeys(classes)
+    ]
+    return backends[0] if len(backends) == 1 else HybridAttentionBackend(*backends)
+
+
+def _class_of(name: str, need: AttentionNeed) -> type[AttentionBackend]:
+    found: list[Refusal] = []
+    for backend in ATTENTION_BACKENDS.entries(name):
+        refused = need_refusals(name, backend.capabilities, need)
+        if not refused:
+            return backend
+        found += refused
+    raise UnsupportedError(
+        f"Attention backend {name} cannot serve KV group {need.kv_kind}",
+        why="; ".join(refusal.reason for refusal in found),
+        remedy="; ".join(dict.fromkeys(refusal.remedy for refusal in found)),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
