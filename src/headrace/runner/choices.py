@@ -9,7 +9,7 @@ from typing import Any
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.selection import select_attention
 from headrace.base.decision import Decision, Refusal
-from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import GIB, Hardware
 from headrace.config.persona import ModelTraits
@@ -17,7 +17,6 @@ from headrace.config.plan import RopePlan
 from headrace.runner.memory_table import weight_bytes, window_pool_saving
 
 EAGER_ONLY = "the eager path is the only one built in this version"
-EAGER_REMEDY = "nothing to do: every request runs on the eager path"
 CPU_CONTEXT_CAP = 8192
 CPU_WEIGHT_SHARE = 0.5
 # Tokens a step by device memory in MiB: bigger devices hold larger activations and need larger
@@ -60,7 +59,7 @@ def device(config: EngineConfig, hardware: Hardware) -> Decision[str]:
         refused = (
             Refusal(
                 subject="cuda",
-                reason="no usable CUDA device was found",
+                reason="torch finds no device that it can use",
                 remedy="a CUDA build of torch and a working driver",
             ),
         )
@@ -160,12 +159,6 @@ def _cpu_dtype(traits: ModelTraits, hardware: Hardware) -> Decision[str]:
 
 def kv_cache_dtype(config: EngineConfig, dtype: str) -> Decision[str]:
     asked = config.kv_cache_dtype != "auto"
-    if asked and config.kv_cache_dtype != dtype:
-        raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}",
-            why="attention reads the pool in the dtype it computes in",
-            remedy=f"Ask for dtype {config.kv_cache_dtype} too, or leave kv_cache_dtype at auto",
-        )
     return Decision(name="kv_cache_dtype", value=dtype, reason="follows dtype", asked=asked)
 
 
@@ -179,12 +172,12 @@ def max_model_len(config: EngineConfig, traits: ModelTraits, hardware: Hardware)
         caps.append((CPU_CONTEXT_CAP, "a CPU prefills slowly and keeps its memory for others"))
     if config.max_total_tokens is not None:
         caps.append((config.max_total_tokens, "the whole pool, max_total_tokens"))
-    value, reason = min(caps, key=lambda cap: cap[0])
+    value, cap = min(caps, key=lambda entry: entry[0])
     refused: tuple[Refusal, ...] = ()
     if value < longest:
         remedy = f"ask for max_model_len up to {longest:,}"
-        refused = (Refusal(subject=f"{longest:,}", reason=reason, remedy=remedy),)
-    return Decision(name=name, value=value, reason=reason, refused=refused)
+        refused = (Refusal(subject=f"{longest:,}", reason=cap, remedy=remedy),)
+    return Decision(name=name, value=value, reason=made_for, refused=refused)
 
 
 def ropes(traits: ModelTraits, length: int) -> Decision[dict[str, RopePlan]]:
@@ -222,7 +215,6 @@ def attention(
     *,
     page_size: int,
     dtype: str,
-    kv_dtype: str,
 ) -> tuple[Decision[str], Decision[str]]:
     """Backends of prefill and decode, each admitted for every KV group of the model."""
     found = []
@@ -237,7 +229,7 @@ def attention(
                     group,
                     traits.attention,
                     dtype=dtype,
-                    kv_dtype=kv_dtype,
+                    kv_dtype=dtype,
                     page_size=page_size,
                 ),
                 hardware,
@@ -256,15 +248,11 @@ def attention(
 
 
 def unbuilt(name: str, *, asked_off: bool) -> Decision[Any]:
-    return Decision(
-        name=name,
-        value="off",
-        reason="asked to be off" if asked_off else EAGER_ONLY,
-        asked=asked_off,
-        refused=()
-        if asked_off
-        else (Refusal(subject=name, reason=EAGER_ONLY, remedy=EAGER_REMEDY),),
-    )
+    """A path that later versions will have."""
+    if asked_off:
+        return Decision(name=name, value="off", reason="asked to be off", asked=True)
+    refusal = Refusal(subject="on", reason=EAGER_ONLY)
+    return Decision(name=name, value="off", reason="eager takes every step", refused=(refusal,))
 
 
 def prefix_cache(config: EngineConfig) -> Decision[bool]:
@@ -289,9 +277,12 @@ def overlap(config: EngineConfig, hardware: Hardware) -> Decision[bool]:
             asked=True,
         )
     if hardware.platform == "cpu":
-        why = "host and model share the cores of a CPU, so nothing would run at the same time"
-        refusal = Refusal(subject="overlap", reason=why, remedy="enable_overlap")
-        return Decision(name=name, value=False, reason=why, refused=(refusal,))
+        refusal = Refusal(
+            subject="on",
+            reason="host and model share the cores, so nothing would run at the same time",
+            remedy="enable_overlap",
+        )
+        return Decision(name=name, value=False, reason="off on a CPU", refused=(refusal,))
     return Decision(name=name, value=True, reason="host work hides behind the device's step")
 
 

@@ -1,122 +1,91 @@
-"""What `headrace explain` and `LLM.explain()` show: persona, hardware, decisions, memory.
-
-The text is for people; `as_dict` is the same, complete, with keys that stay.
-"""
+"""Persona, hardware, decisions and memory for people (`render`) and for programs (`as_dict`)."""
 
 import textwrap
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
 
 from headrace.base.decision import Decision
-from headrace.checkpoint.names import resolve_model
-from headrace.checkpoint.opening import open_checkpoint
-from headrace.config.engine_config import EngineConfig
-from headrace.config.hardware import GIB, Hardware, assumed_hardware
+from headrace.config.hardware import GIB, Hardware
 from headrace.config.persona import LayerTraits, ModelTraits, Persona
 from headrace.config.plan import Plan, RopePlan
-from headrace.runner.detect import detect
-from headrace.runner.memory_table import MemoryTable, memory_table
-from headrace.runner.persona import facts_of, persona_of
-from headrace.runner.resolve import resolve
+from headrace.runner.memory_table import MemoryTable
 from headrace.version import __version__
 
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
-MEASURED = ("kv_tokens",)
+DECIDED_AT_START = ("kv_tokens",)  # what only measuring can tell
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """Everything decided for one runner, and why.
+class Explained(Protocol):
+    """What there is to show; `measured` is empty before a start."""
 
-    Attributes:
-        measured: decisions of the runner that only measuring could tell; empty before the start.
-    """
-
-    config: EngineConfig
-    persona: Persona
-    hardware: Hardware
-    plan: Plan
-    memory: MemoryTable
-    measured: tuple[Decision[Any], ...] = ()
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def text(self, width: int = 100) -> str:
-        """The report as plain text, lines of at most about `width` characters."""
-        sections = (
-            ("Persona", _persona_lines(self.persona)),
-            ("Hardware", _hardware_lines(self.hardware)),
-            ("Plan", _decision_lines((*self.plan, *self._measured()), width)),
-            ("Memory", iter(str(self.memory).splitlines())),
-        )
-        blocks = [f"{self.config.model}, headrace {__version__}"]
-        for title, lines in sections:
-            blocks.append("\n".join((title, *(f"  {line}".rstrip() for line in lines))))
-        return "\n\n".join(blocks)
-
-    def summary(self) -> str:
-        """One line: device, dtype, context, KV tokens."""
-        tokens = {decision.name: decision.value for decision in self.measured}.get("kv_tokens")
-        shown = f"{self.memory.tokens:,} (planned)" if tokens is None else f"{tokens:,}"
-        return (
-            f"{self.config.model} on {self.plan.device.value} ({self.hardware.name}), "
-            f"{self.plan.dtype.value}, context {self.plan.max_model_len.value:,}, "
-            f"KV tokens {shown}"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report in plain types, ready for JSON."""
-        return {
-            "schema": SCHEMA,
-            "headrace": __version__,
-            "asked": asdict(self.config),
-            "persona": asdict(self.persona),
-            "hardware": asdict(self.hardware) | {"packages": sorted(self.hardware.packages)},
-            "decisions": [_decision_dict(decision) for decision in self.plan],
-            "measured": [_decision_dict(decision) for decision in self.measured],
-            "decided_at_start": [] if self.measured else list(MEASURED),
-            "memory": {
-                "device_bytes": self.memory.device_bytes,
-                "weights": dict(self.memory.weights),
-                "weight_bytes": self.memory.weight_bytes,
-                "kv_bytes_per_token": self.memory.kv_bytes_per_token,
-                "kv_tokens": self.memory.tokens,
-                "reason": self.memory.reason,
-                "shortage": self.memory.shortage,
-                "lines": [asdict(line) for line in self.memory.lines],
-            },
-        }
-
-    def _measured(self) -> Iterator[Decision[Any]]:
-        if self.measured:
-            yield from self.measured
-        else:
-            for name in MEASURED:
-                yield Decision(name=name, value="-", reason="decided at start, from free memory")
+    @property
+    def persona(self) -> Persona: ...
+    @property
+    def hardware(self) -> Hardware: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def memory(self) -> MemoryTable: ...
+    @property
+    def measured(self) -> Sequence[Decision[Any]]: ...
 
 
-def explain(config: EngineConfig, *, assume: str | None = None) -> PlanReport:
-    """Plan without loading weights: reads the config and the headers of the tensors only.
-
-    Args:
-        assume: name of hardware to plan for ("h100-80gb") in place of the one that is here.
-
-    Raises:
-        HeadraceError: the model is not found, not supported, or the asks conflict.
-    """
-    checkpoint = open_checkpoint(resolve_model(config.model, config.revision), weights=False)
-    persona = persona_of(checkpoint.config)
-    hardware = detect(config.device) if assume is None else assumed_hardware(assume)
-    plan = resolve(config, persona, hardware, checkpoint=facts_of(checkpoint))
-    return PlanReport(
-        config=config,
-        persona=persona,
-        hardware=hardware,
-        plan=plan,
-        memory=memory_table(persona, hardware, plan),
+def render(explained: Explained, *, width: int = 100) -> str:
+    """Plain text, in lines of about `width` characters."""
+    decisions = (*explained.plan, *_measured(explained))
+    sections = (
+        ("Persona", _persona_lines(explained.persona)),
+        ("Hardware", _hardware_lines(explained.hardware)),
+        ("Plan", _decision_lines(decisions, width)),
+        ("Memory", iter(str(explained.memory).splitlines())),
     )
+    return "\n\n".join(
+        "\n".join((title, *(f"  {line}".rstrip() for line in lines))) for title, lines in sections
+    )
+
+
+def summary(explained: Explained) -> str:
+    """One line: device, dtype, context, KV tokens."""
+    plan = explained.plan
+    measured = {decision.name: decision.value for decision in explained.measured}
+    tokens = measured.get("kv_tokens", explained.memory.tokens)
+    return (
+        f"{plan.device.value} ({explained.hardware.name}), {plan.dtype.value}, "
+        f"context {plan.max_model_len.value:,}, KV tokens {tokens:,}"
+    )
+
+
+def as_dict(explained: Explained) -> dict[str, Any]:
+    """Everything in plain types, ready for JSON; keys stay within one `schema`."""
+    memory = explained.memory
+    return {
+        "schema": SCHEMA,
+        "headrace": __version__,
+        "persona": asdict(explained.persona),
+        "hardware": asdict(explained.hardware) | {"packages": sorted(explained.hardware.packages)},
+        "decisions": [_decision_dict(decision) for decision in explained.plan],
+        "measured": [_decision_dict(decision) for decision in explained.measured],
+        "decided_at_start": [] if explained.measured else list(DECIDED_AT_START),
+        "memory": {
+            "device_bytes": memory.device_bytes,
+            "weights": dict(memory.weights),
+            "weight_bytes": memory.weight_bytes,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "kv_tokens": memory.tokens,
+            "reason": memory.reason,
+            "shortage": memory.shortage,
+            "lines": [asdict(line) for line in memory.lines],
+        },
+    }
+
+
+def _measured(explained: Explained) -> Iterator[Decision[Any]]:
+    if explained.measured:
+        yield from explained.measured
+    else:
+        for name in DECIDED_AT_START:
+            yield Decision(name=name, value="-", reason="decided at start, from free memory")
 
 
 def _persona_lines(persona: Persona) -> Iterator[str]:
@@ -176,16 +145,15 @@ def _hardware_lines(hardware: Hardware) -> Iterator[str]:
 
 def _decision_lines(decisions: tuple[Decision[Any], ...], width: int) -> Iterator[str]:
     name_width = max(len(decision.name) for decision in decisions)
-    values = [_plain(decision.value) for decision in decisions]
-    value_width = max(len(_value_text(value)) for value in values)
-    indent = name_width + value_width + 10
-    yield f"{'decision':<{name_width}}  {'value':<{value_width}}  {'from':<5} reason"
+    values = [_value_text(_plain(decision.value)) for decision in decisions]
+    value_width = max(map(len, values))
+    yield f"{'decision':<{name_width}}  {'value':<{value_width}}  {'from':<5}  reason"
     for decision, value in zip(decisions, values, strict=True):
         origin = "asked" if decision.asked else "auto"
-        head = f"{decision.name:<{name_width}}  {_value_text(value):<{value_width}}  {origin:<5} "
-        yield from _wrapped(head, decision.reason, indent, width)
+        head = f"{decision.name:<{name_width}}  {value:<{value_width}}  {origin:<5}  "
+        yield from _wrapped(head, decision.reason, len(head), width)
         for refusal in decision.refused:
-            yield from _wrapped(" " * indent, f"- not {refusal}", indent + 2, width)
+            yield from _wrapped(" " * (name_width + 2), f"not {refusal}", name_width + 6, width)
 
 
 def _wrapped(head: str, text: str, indent: int, width: int) -> list[str]:
@@ -196,7 +164,7 @@ def _wrapped(head: str, text: str, indent: int, width: int) -> list[str]:
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [head]
+    )
 
 
 def _value_text(value: Any) -> str:

@@ -28,21 +28,28 @@ def resolve(
         ConfigError: explicit asks contradict each other, the model or the hardware.
     """
     _refuse_unbuilt(config)
-    _refuse_conflicts(config, persona.traits, hardware, checkpoint)
     traits = persona.traits
     device = choices.device(config, hardware)
     dtype = choices.dtype(config, traits, hardware, checkpoint)
     kv_cache_dtype = choices.kv_cache_dtype(config, dtype.value)
     max_model_len = choices.max_model_len(config, traits, hardware)
     page_size = choices.page_size(config, hardware)
-    prefill, decode = choices.attention(
-        config,
-        traits,
-        hardware,
-        page_size=page_size.value,
-        dtype=dtype.value,
-        kv_dtype=kv_cache_dtype.value,
-    )
+    problems = list(_conflicts(config, traits, hardware, checkpoint, dtype.value))
+    try:
+        prefill, decode = choices.attention(
+            config, traits, hardware, page_size=page_size.value, dtype=dtype.value
+        )
+    except UnsupportedError as error:
+        if not problems:
+            raise
+        problems.append(str(error))  # one more reason, shown with the others
+    if problems:
+        raise ConfigError(
+            f"{len(problems)} of the options asked for cannot be honoured"
+            if len(problems) > 1
+            else "An option asked for cannot be honoured",
+            why="; ".join(problems),
+        )
     return Plan(
         device=device,
         load_format=choices.load_format(config, checkpoint),
@@ -88,24 +95,23 @@ def _refuse_unbuilt(config: EngineConfig) -> None:
         )
 
 
-def _refuse_conflicts(
-    config: EngineConfig, traits: ModelTraits, hardware: Hardware, checkpoint: CheckpointFacts
-) -> None:
-    problems = [
-        *_device_conflicts(config, hardware),
-        *_dtype_conflicts(config, traits, hardware),
-        *_length_conflicts(config, traits),
-        *_attention_conflicts(config),
-    ]
+def _conflicts(
+    config: EngineConfig,
+    traits: ModelTraits,
+    hardware: Hardware,
+    checkpoint: CheckpointFacts,
+    dtype: str,
+) -> Iterator[str]:
+    """Why asks cannot be honoured, each with its remedy."""
+    yield from _device_conflicts(config, hardware)
+    yield from _dtype_conflicts(config, traits, hardware, dtype)
+    yield from _length_conflicts(config, traits)
+    yield from _attention_conflicts(config)
     stored = checkpoint.load_format
     if config.load_format not in ("auto", "dummy", stored):
-        problems.append(f"load_format {config.load_format} was asked, the checkpoint is {stored}")
-    if problems:
-        raise ConfigError(
-            f"{len(problems)} of the options asked for cannot be honoured"
-            if len(problems) > 1
-            else "An option asked for cannot be honoured",
-            why="; ".join(problems),
+        yield (
+            f"load_format {config.load_format} was asked, the checkpoint is {stored} "
+            "(leave load_format at auto)"
         )
 
 
@@ -116,7 +122,7 @@ def _device_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]
 
 
 def _dtype_conflicts(
-    config: EngineConfig, traits: ModelTraits, hardware: Hardware
+    config: EngineConfig, traits: ModelTraits, hardware: Hardware, dtype: str
 ) -> Iterator[str]:
     if config.dtype == "bfloat16" and not choices.has_bfloat16(hardware):
         yield (
@@ -128,11 +134,11 @@ def _dtype_conflicts(
             f"dtype float16 ends at 65504 and activations of {traits.family} models exceed it "
             "(use bfloat16 or float32)"
         )
-    kv = config.kv_cache_dtype
-    if "auto" not in (kv, config.dtype) and kv != config.dtype:
+    if config.kv_cache_dtype not in ("auto", dtype):
         yield (
-            f"kv_cache_dtype {kv} differs from dtype {config.dtype}, and attention reads the pool "
-            "in the dtype it computes in (leave kv_cache_dtype at auto)"
+            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}, and attention "
+            f"reads the pool in the dtype it computes in (leave kv_cache_dtype at auto, or ask "
+            f"for dtype {config.kv_cache_dtype})"
         )
 
 

@@ -1,0 +1,120 @@
+"""Command-line flags made from the fields of a dataclass, so that both speak the same words.
+
+A field `max_model_len` becomes `--max-model-len` (`--max_model_len` is taken too). Only flags that
+were given reach the dataclass, which alone knows the defaults and the ranges.
+"""
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+_READERS = ((float, "X"), (int, "N"), (str, "NAME"))
+
+
+def add_field_flags(
+    parser: argparse.ArgumentParser,
+    described: type,
+    *,
+    title: str,
+    help_of: Mapping[str, str],
+    rename: Mapping[str, str] | None = None,
+    skip: Collection[str] = (),
+) -> None:
+    """Give `parser` one flag for each field of the dataclass `described`.
+
+    Args:
+        title: heading of the group in `--help`.
+        help_of: a sentence for each field.
+        rename: field -> name of its flag where another flag has that name already.
+        skip: fields that are not flags.
+    """
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(described)
+    for entry in fields(described):
+        if entry.name in skip:
+            continue
+        flag = "--" + (rename or {}).get(entry.name, entry.name).replace("_", "-")
+        options: dict[str, Any] = {
+            "dest": destination(described, entry.name),
+            "default": argparse.SUPPRESS,
+            "help": help_of[entry.name].replace("%", "%%"),
+        }
+        group.add_argument(flag, **options, **_reader(hints[entry.name]))
+
+
+def given_fields(arguments: argparse.Namespace, described: type) -> dict[str, Any]:
+    """The fields of `described` whose flags were given."""
+    names = {destination(described, entry.name): entry.name for entry in fields(described)}
+    return {names[key]: value for key, value in vars(arguments).items() if key in names}
+
+
+def destination(described: type, name: str) -> str:
+    """Where argparse keeps a field: two dataclasses may have fields of one name."""
+    return f"{described.__name__}.{name}"
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """`--max_model_len=5` as `--max-model-len=5`; values and everything after `--` stay."""
+    plain: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return plain + list(arguments[index:])
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        plain.append(argument)
+    return plain
+
+
+def _reader(hint: Any) -> dict[str, Any]:
+    """argparse options that read a value of the annotated type."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
+    if get_origin(hint) in (Sequence, Mapping):
+        kinds = [hint]
+    if bool in kinds:
+        return {"action": argparse.BooleanOptionalAction}
+    for kind in kinds:
+        origin, parts = get_origin(kind), get_args(kind)
+        if origin is tuple:
+            return {"type": _graph_sizes, "metavar": "SIZES"}
+        if origin is Sequence and str in parts:
+            return {"action": "append", "metavar": "TEXT"}
+        if origin is Sequence:
+            return {"type": _integers, "metavar": "ID,ID,..."}
+        if origin is not None and issubclass(origin, Mapping):
+            return {"type": _biases, "metavar": "ID=BIAS,..."}
+    for reader, metavar in _READERS:
+        if reader in kinds:
+            return {"type": reader, "metavar": metavar}
+    raise AssertionError(f"no reader for {hint}")
+
+
+def _graph_sizes(text: str) -> str | tuple[int, ...]:
+    return text if text.isalpha() else _integers(text)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,2,4") from None
+
+
+def _biases(text: str) -> dict[int, float]:
+    try:
+        pairs = (part.split("=") for part in text.split(","))
+        return {int(token): float(value) for token, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 50=-100,7=2.5") from None
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for flags that are no dataclass field."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value

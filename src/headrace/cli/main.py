@@ -1,0 +1,164 @@
+"""`headrace VERB MODEL ...`: reads the command line, calls the verb, shows errors in one line.
+
+A verb's room is imported when the verb runs: `headrace --help` imports no torch.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TypeAlias
+
+from headrace.base import env
+from headrace.base.errors import HeadraceError
+from headrace.base.log import log_to_stderr
+from headrace.cli.engine_flags import add_engine_flags
+from headrace.cli.flags import positive, with_dashes
+from headrace.cli.sampling_flags import add_sampling_flags
+from headrace.config.hardware import ASSUMED_HARDWARE
+from headrace.version import __version__
+
+ERROR, INTERRUPTED = 2, 130
+EPILOG = """\
+MODEL is a path (a folder with safetensors, a .gguf file), a short name (smollm2, gemma3-270m)
+or a hub id (owner/name). `headrace VERB --help` shows the flags of a verb.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 2 after an error, 130 after ctrl-c."""
+    parsed = build_parser().parse_args(
+        with_dashes(sys.argv[1:] if arguments is None else arguments)
+    )
+    debug = False
+    try:
+        level = env.log_level()
+        debug = level == "debug"
+        log_to_stderr(level)
+        _warn_of_unknown_variables()
+        verb: Callable[[argparse.Namespace], int] = getattr(
+            import_module(f"headrace.cli.{parsed.module}"), parsed.function
+        )
+        return verb(parsed)
+    except HeadraceError as error:
+        if debug:
+            raise
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return ERROR
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): say nothing more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headrace",
+        description="An engine that executes large language models and shows its work.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _generate(verbs)
+    _chat(verbs)
+    _explain(verbs)
+    _bench(verbs)
+    version = _verb(
+        verbs, "version", "print the versions of headrace and of what it runs on", "version:run"
+    )
+    version.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _verb(verbs: Verbs, name: str, meaning: str, place: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=meaning, description=meaning)
+    module, function = place.split(":")
+    parser.set_defaults(module=module, function=function)
+    return parser
+
+
+def _generate(verbs: Verbs) -> None:
+    parser = _verb(verbs, "generate", "complete prompts", "generate:run")
+    _model(parser)
+    source = parser.add_argument_group("prompts, one of (else standard input is one prompt)")
+    source.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="a prompt; repeat")
+    source.add_argument("-f", "--prompt-file", metavar="FILE", help="one prompt per line")
+    parser.add_argument(
+        "--chat", action="store_true", help="put each prompt through the chat template"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per output")
+    parser.add_argument("--stats", action="store_true", help="tokens/s and paths taken, at the end")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+def _chat(verbs: Verbs) -> None:
+    parser = _verb(verbs, "chat", "talk with a model", "chat:run")
+    _model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+def _explain(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs, "explain", "show every decision and the memory, without loading", "explain:run"
+    )
+    _model(parser)
+    parser.add_argument(
+        "--assume-gpu", metavar="NAME", help=f"plan for: {', '.join(ASSUMED_HARDWARE)}"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_engine_flags(parser)
+
+
+def _bench(verbs: Verbs) -> None:
+    bench: argparse.ArgumentParser = verbs.add_parser("bench", help="measure")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
+    parser = _verb(kinds, "offline", "many prompts at once, no server", "bench:offline")
+    _model(parser)
+    load = parser.add_argument_group("load")
+    for name, default, meaning in (
+        ("num-prompts", 16, "prompts of random token ids"),
+        ("input-len", 128, "tokens of a prompt, the shared prefix included"),
+        ("output-len", 128, "tokens made for each prompt"),
+        ("batch", None, "prompts handed over at a time; all by default"),
+        ("repeats", 3, "runs; medians are shown"),
+    ):
+        load.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=meaning)
+    load.add_argument(
+        "--shared-prefix-len",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leading tokens that all prompts share and that are cached before the run",
+    )
+    load.add_argument("--load-seed", type=int, default=0, metavar="N", help="seed of the prompts")
+    load.add_argument("--threads", type=positive, metavar="N", help="torch threads")
+    load.add_argument(
+        "--against", choices=("transformers",), help="do the same work with a peer in the same run"
+    )
+    load.add_argument("--json", action="store_true", help="one JSON line per measurement")
+    add_engine_flags(parser)
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="path, short name or hub id")
+
+
+def _warn_of_unknown_variables() -> None:
+    for name in env.unknown_variables():
+        known = ", ".join(env.VARIABLES)
+        print(f"headrace: warning: {name} means nothing here; known: {known}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

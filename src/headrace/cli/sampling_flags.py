@@ -1,0 +1,55 @@
+"""Flags of `SamplingParams`: its fields, with a sentence for each."""
+
+import argparse
+from typing import Any
+
+from headrace.cli.flags import add_field_flags, given_fields
+from headrace.request.sampling_params import SamplingParams
+
+SAMPLING_HELP = {
+    "max_tokens": "most tokens to make",
+    "min_tokens": "no end before so many tokens",
+    "temperature": "0 takes the likeliest token, higher is more random",
+    "top_p": "keep the likeliest tokens of this total probability",
+    "top_k": "keep the k likeliest tokens; -1: all",
+    "min_p": "keep tokens at least this share of the likeliest one's probability",
+    "seed": "64-bit seed of the sequences",
+    "n": "sequences per prompt",
+    "stop": "text that ends the output; may be given several times",
+    "stop_token_ids": "token ids that end the output",
+    "ignore_eos": "go on after the model's own end token",
+    "presence_penalty": "subtracted once for tokens of the output, -2 to 2",
+    "frequency_penalty": "subtracted per occurrence in the output, -2 to 2",
+    "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
+    "logit_bias": "added to the logits of tokens",
+    "bad_words": "text that must not appear; may be given several times",
+    "allowed_token_ids": "the only token ids that may appear",
+    "logprobs": "log-probabilities of the n likeliest output tokens (0: of the chosen one)",
+    "prompt_logprobs": "the same for the tokens of the prompt",
+    "logprobs_mode": "raw (before penalties, bias and filters) or processed (after)",
+    "logprob_token_ids": "token ids whose log-probabilities are always returned",
+    "return_hidden_states": "return the last hidden states",
+    "return_routed_experts": "return the experts each token was routed to",
+    "include_stop_str_in_output": "keep the stop text in the output",
+    "skip_special_tokens": "leave special tokens out of the text",
+}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field; `--seed` is the engine's, so this one is `--sampling-seed`."""
+    add_field_flags(
+        parser,
+        SamplingParams,
+        title="sampling",
+        help_of=SAMPLING_HELP,
+        rename={"seed": "sampling_seed"},
+    )
+
+
+def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """The parameters of the flags given, `defaults` where there is none.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+    return SamplingParams(**(defaults | given_fields(arguments, SamplingParams)))
