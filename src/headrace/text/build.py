@@ -14,7 +14,7 @@ from headrace.base.log import get_logger
 from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.fast_backend import FastBackend, apply_settings, special_tokens
-from headrace.text.gguf_tokenizer import end_ids_of, gguf_tokenizer, special_tokens_of
+from headrace.text.gguf_tokenizer import gguf_tokenizer, special_tokens_of
 from headrace.text.tokenizer import Backend, Tokenizer
 from headrace.text.transformers_backend import load_with_transformers
 
@@ -38,7 +38,6 @@ def build_tokenizer(source: TokenizerSource) -> Tokenizer:
     elif source.gguf is not None:
         backend = FastBackend(_from_gguf(source.gguf, source.cache_key))
         names = {**special_tokens_of(source.gguf), **names}
-        ends |= end_ids_of(source.gguf)
     elif source.folder is not None:
         backend, own_names = load_with_transformers(source.folder, source.settings)
         names = {**own_names, **names}

@@ -20,21 +20,6 @@ from headrace.text.pre_tokenizers import pre_tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
-# Tokens that end a turn: a GGUF file names one end of text, chat models have more (llama.cpp finds
-# them by these names too).
-TURN_ENDS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",  # noqa: RUF001 - spelled so in DeepSeek's vocabulary
-)
-
 
 def gguf_tokenizer(vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     """Build it.
@@ -68,19 +53,6 @@ def special_tokens_of(vocabulary: GgufVocabulary) -> dict[str, str]:
     return {
         name: vocabulary.tokens[token_id] for name, token_id in ids.items() if token_id is not None
     }
-
-
-def end_ids_of(vocabulary: GgufVocabulary) -> frozenset[int]:
-    """The end of text and every control token known to end a turn."""
-    ends = {vocabulary.eos_token_id} - {None}
-    ends.update(
-        token_id
-        for token_id, (token, kind) in enumerate(
-            zip(vocabulary.tokens, vocabulary.token_types, strict=True)
-        )
-        if kind == _CONTROL and token in TURN_ENDS
-    )
-    return frozenset(token_id for token_id in ends if token_id is not None)
 
 
 def _check(vocabulary: GgufVocabulary) -> None:
