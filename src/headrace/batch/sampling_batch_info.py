@@ -31,6 +31,7 @@ class SamplingBatchInfo:
     Attributes:
         rows: [S] int64, rows that sample.
         sequence_index: [S] int64, their places among the B sequences of the batch.
+        token_index: [S] int64, places of their last new tokens among the T tokens of the step.
         all_greedy: every row has temperature 0.
         any_penalties, any_bias, any_filters, any_min_tokens: some row uses the feature.
         mask: [S, V] bool, True where a token is forbidden, for rows whose mask the host makes.
@@ -39,6 +40,7 @@ class SamplingBatchInfo:
 
     rows: Tensor
     sequence_index: Tensor
+    token_index: Tensor
     all_greedy: bool
     any_penalties: bool = False
     any_bias: bool = False

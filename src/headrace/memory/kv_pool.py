@@ -53,8 +53,8 @@ class MHATokenToKVPool:
         self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
         self.dtype = dtype
         pages = (num_layers, num_pages, page_size, num_kv_heads)
-        keys = arena.allocate("kv", (*pages, head_dim), dtype)
-        values = arena.allocate("kv", (*pages, v_head_dim), dtype)
+        keys = arena.allocate("kv", (*pages, head_dim), dtype, zero=False)
+        values = arena.allocate("kv", (*pages, v_head_dim), dtype, zero=False)
         self._layers = tuple(zip(keys, values, strict=True))  # [P, page, K, D], [P, page, K, Dv]
         self._slots = tuple((k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers)
 

@@ -1,0 +1,1 @@
+"""Floor 11: scheduler, worker and text joined into one engine."""

@@ -1,0 +1,70 @@
+"""What the engine gives back. Field names follow vLLM's `RequestOutput`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.request.outcome import FinishReason, Logprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One finished continuation.
+
+    Attributes:
+        token_ids: every token made, the stop token included. text: without stop token or string.
+        finish_reason: stop, length, abort or error; stop_reason: the stop string, or the id among
+            the request's stop_token_ids, that ended it; message: what went wrong.
+        logprobs: an entry per token, id -> Logprob; `None` when not asked.
+        paths: forward paths its steps took, run-length: [(path, steps), ...].
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    logprobs: list[dict[int, Logprob]] | None
+    paths: list[tuple[str, int]]
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """One finished request: the prompt and its n continuations.
+
+    Attributes:
+        prompt: the text, `None` when token ids were given.
+        prompt_logprobs: an entry per prompt token, the first `None`; `None` when not asked.
+        cached_tokens: prompt tokens taken from the prefix cache.
+        paths: those of the first continuation.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    cached_tokens: int
+    hidden_states: None = None
+    routed_experts: None = None
+
+    @property
+    def paths(self) -> list[tuple[str, int]]:
+        return self.outputs[0].paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """New output of one continuation since the piece before.
+
+    `finish_reason` is set on the last piece only; `text` may be empty while characters or stop
+    strings are incomplete.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    message: str = ""

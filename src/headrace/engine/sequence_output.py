@@ -1,0 +1,89 @@
+"""The text side of one sequence: takes tokens from the scheduler, gives pieces and an output."""
+
+from collections.abc import Sequence
+
+from headrace.engine.outputs import CompletionOutput, Piece
+from headrace.request.outcome import Finished, Logprob
+from headrace.text.output_text import OutputText
+
+
+class SequenceOutput:
+    """A `TokenSink`.
+
+    Args:
+        index: which of the request's n continuations.
+        text: detokeniser and stop strings; `None` for a checkpoint without tokenizer.
+        hidden_ids: ids that end the sequence and do not show in the text.
+        keeps_logprobs: the request asked for logprobs.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        text: OutputText | None,
+        hidden_ids: frozenset[int],
+        keeps_logprobs: bool,
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = [] if keeps_logprobs else None
+        self.prompt_entries: list[dict[int, Logprob] | None] | None = None
+        self.ending: Finished | None = None
+        self._text, self._hidden_ids = text, hidden_ids
+        self._shown: list[str] = []
+        self._taken_texts = self._taken_tokens = 0
+
+    # ---- from the scheduler
+
+    def token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> str | None:
+        self.token_ids.append(token_id)
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
+        if self._text is None or token_id in self._hidden_ids:
+            return None
+        self._shown.append(self._text.push(token_id))
+        return self._text.stopped
+
+    def prompt_logprobs(self, entries: Sequence[dict[int, Logprob] | None]) -> None:
+        self.prompt_entries = list(entries)
+
+    def finished(self, ending: Finished) -> None:
+        assert self.ending is None, "a sequence ends once"
+        if self._text is not None:
+            self._shown.append(self._text.finish())
+            stopped = self._text.stopped
+            if stopped is not None and ending.stop_reason is None and ending.reason == "length":
+                ending = Finished("stop", stop_reason=stopped)  # completed by the held tail
+        self.ending = ending
+
+    # ---- to the caller
+
+    def take_piece(self) -> Piece | None:
+        """What is new since the last call; `None` when nothing is."""
+        texts, tokens = self._taken_texts, self._taken_tokens
+        if tokens == len(self.token_ids) and texts == len(self._shown) and self.ending is None:
+            return None
+        self._taken_texts, self._taken_tokens = len(self._shown), len(self.token_ids)
+        ending = self.ending
+        return Piece(
+            index=self.index,
+            text="".join(self._shown[texts:]),
+            token_ids=self.token_ids[tokens:],
+            logprobs=None if self.logprobs is None else self.logprobs[tokens:],
+            finish_reason=ending.reason if ending else None,
+            stop_reason=ending.stop_reason if ending else None,
+            message=ending.message if ending else "",
+        )
+
+    def output(self, paths: list[tuple[str, int]]) -> CompletionOutput:
+        assert self.ending is not None, "the output is complete when the sequence has ended"
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._shown),
+            token_ids=self.token_ids,
+            finish_reason=self.ending.reason,
+            stop_reason=self.ending.stop_reason,
+            logprobs=self.logprobs,
+            paths=paths,
+            message=self.ending.message,
+        )

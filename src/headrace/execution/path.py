@@ -1,0 +1,37 @@
+"""A way to run a forward, as the selector sees it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.base.decision import Refusal
+from headrace.batch.facts import BatchFacts, Bucket
+from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """What preparing a path cost; both empty for a path that captures nothing."""
+
+    seconds: dict[Bucket, float]
+    bytes: dict[Bucket, int]
+
+
+class ForwardPath(Protocol):
+    """One path. `admits` is pure and cheap: it looks at the facts only."""
+
+    name: str
+
+    def admits(self, facts: BatchFacts) -> Bucket | Refusal:
+        """The bucket that would serve such a batch, or why none would."""
+
+    def prepare(self) -> CaptureReport:
+        """Make the path ready to run."""
+
+    def run(
+        self,
+        batch: ForwardBatch,
+        bucket: Bucket,
+        pp_proxy_tensors: PPProxyTensors | None = None,
+    ) -> LogitsProcessorOutput | PPProxyTensors:
+        """Run one forward. Tensors returned live until the next run of the path."""

@@ -1,0 +1,59 @@
+"""Which path runs a batch: a table built once, best path first, eager last.
+
+The same predicates answer `choose` in the hot path and `explain` outside it, and every choice is
+counted by (path, reason why better ones were refused).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.base.decision import Decision, Refusal
+from headrace.batch.facts import BatchFacts, Bucket
+from headrace.execution.path import ForwardPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    path: ForwardPath
+    bucket: Bucket
+    refused: tuple[Refusal, ...]
+
+
+class Selector:
+    """Takes the first path that admits the facts.
+
+    Args:
+        paths: best first; the last one admits everything.
+        absent: paths this runner does not have at all, with the reason; they head every
+            explanation so that nobody has to guess.
+    """
+
+    def __init__(self, paths: Sequence[ForwardPath], absent: Sequence[Refusal] = ()) -> None:
+        self.paths = tuple(paths)
+        self._absent = tuple(absent)
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def choose(self, facts: BatchFacts) -> Choice:
+        choice = self._find(facts)
+        self.counts[choice.path.name, "; ".join(map(str, choice.refused))] += 1
+        return choice
+
+    def explain(self, facts: BatchFacts) -> Decision[str]:
+        """What `choose` would take for such a batch, without counting it."""
+        choice = self._find(facts)
+        return Decision(
+            name="path",
+            value=choice.path.name,
+            reason="the first path that admits the batch",
+            refused=choice.refused,
+        )
+
+    def _find(self, facts: BatchFacts) -> Choice:
+        refused = list(self._absent)
+        for path in self.paths:
+            answer = path.admits(facts)
+            if isinstance(answer, Bucket):
+                return Choice(path=path, bucket=answer, refused=tuple(refused))
+            refused.append(answer)
+        raise AssertionError("the last path of a selector admits every batch")

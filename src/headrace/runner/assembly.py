@@ -1,0 +1,150 @@
+"""The only place that wires objects: from a config to a runner that is ready to deliver.
+
+The phases run over all runners of the device, a target now, a draft beside it later: load each,
+settle one joint budget, then pools, backends and paths.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from headrace.base.errors import CheckpointError
+from headrace.checkpoint.interface import Checkpoint
+from headrace.checkpoint.names import resolve_model
+from headrace.checkpoint.opening import open_checkpoint
+from headrace.config.engine_config import EngineConfig
+from headrace.config.hardware import Hardware
+from headrace.config.persona import Persona
+from headrace.config.plan import Plan
+from headrace.config.tokenizer_source import TokenizerSource
+from headrace.loader.dummy import fill_dummy
+from headrace.loader.weights import check_room, load_weights
+from headrace.memory.budget import (
+    KvBudget,
+    cpu_spendable_bytes,
+    gpu_spendable_bytes,
+    plan_kv_tokens,
+)
+from headrace.memory.free_memory import free_bytes
+from headrace.models.decoder import CausalDecoder
+from headrace.runner.detect import detect
+from headrace.runner.memory_table import (
+    fixed_bytes,
+    kv_bytes_per_token,
+    kv_token_cap,
+    weight_bytes,
+)
+from headrace.runner.model_runner import ModelRunner
+from headrace.runner.persona import persona_of
+from headrace.runner.resolve import CheckpointFacts, resolve
+from headrace.runner.worker import TpModelWorker
+
+STORED_DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Everything known before a device is touched: what `explain` shows."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    persona: Persona
+    hardware: Hardware
+    plan: Plan
+    tokenizer_source: TokenizerSource | None
+
+
+def settle(config: EngineConfig, hardware: Hardware | None = None) -> Settled:
+    """Read the checkpoint's headers and settle the plan; `hardware` may be assumed."""
+    is_dummy = config.load_format == "dummy"
+    path = resolve_model(config.model, config.revision)
+    checkpoint = open_checkpoint(path, weights=not is_dummy)
+    persona = persona_of(checkpoint.config)
+    hardware = hardware or detect(config.device)
+    facts = checkpoint_facts(checkpoint)
+    plan = resolve(config, persona, hardware, checkpoint=facts)
+    return Settled(
+        config=config,
+        checkpoint=checkpoint,
+        persona=persona,
+        hardware=hardware,
+        plan=plan,
+        tokenizer_source=_tokenizer_source(config, checkpoint),
+    )
+
+
+def checkpoint_facts(checkpoint: Checkpoint) -> CheckpointFacts:
+    """What the plan needs to know of the files: format, and the dtype most bytes are stored in."""
+    bytes_of: Counter[str] = Counter()
+    for entry in checkpoint.tensors.values():
+        bytes_of[STORED_DTYPES.get(entry.dtype, "packed")] += entry.nbytes
+    return CheckpointFacts(
+        load_format="gguf" if checkpoint.path.suffix == ".gguf" else "safetensors",
+        dtype=bytes_of.most_common(1)[0][0] if bytes_of else None,
+    )
+
+
+def _tokenizer_source(config: EngineConfig, checkpoint: Checkpoint) -> TokenizerSource | None:
+    if config.tokenizer is None:
+        return checkpoint.tokenizer_source
+    other = open_checkpoint(resolve_model(config.tokenizer, config.revision), weights=False)
+    if other.tokenizer_source is None:
+        raise CheckpointError(f"{config.tokenizer} holds no tokenizer")
+    ends = other.tokenizer_source.eos_token_ids
+    if checkpoint.tokenizer_source is not None:
+        ends = (*ends, *checkpoint.tokenizer_source.eos_token_ids)
+    return replace(other.tokenizer_source, eos_token_ids=ends)
+
+
+def assemble(settled: Settled, *, progress: bool = False) -> TpModelWorker:
+    """Load, size and wire the runner of this device.
+
+    Raises:
+        CheckpointError: weights and model do not fit together.
+        CapacityError: weights or KV do not fit into memory.
+    """
+    plan, persona = settled.plan, settled.persona
+    device = torch.device(plan.device.value)
+    needed = sum(weight_bytes(persona.traits, plan.dtype.value).values())
+    check_room(needed, settled.hardware.name, free_bytes(device))
+
+    def load(model: CausalDecoder) -> None:
+        if plan.load_format.value == "dummy":
+            fill_dummy(model, settled.config.seed)
+        else:
+            load_weights(model, settled.checkpoint, progress=progress)
+
+    runner = ModelRunner(settled.config, persona, plan, load)
+    runner.initialize()
+    runner.init_memory_pool(joint_budget(settled))
+    runner.init_attention_backend()
+    runner.init_forward_paths()
+    return TpModelWorker(runner)
+
+
+def joint_budget(settled: Settled) -> KvBudget:
+    """KV tokens that fit, from the memory that is free now that the weights are loaded."""
+    plan, traits = settled.plan, settled.persona.traits
+    device = torch.device(plan.device.value)
+    free = free_bytes(device)
+    if free is None:
+        free = settled.hardware.memory_bytes
+    fraction = plan.mem_fraction.value
+    if device.type == "cpu":
+        spendable = cpu_spendable_bytes(available=free, mem_fraction=fraction)
+    else:
+        spendable = gpu_spendable_bytes(
+            free_after_load=free, total=settled.hardware.memory_bytes, mem_fraction=fraction
+        )
+    return plan_kv_tokens(
+        spendable,
+        fixed_bytes(traits, plan),
+        kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
+        plan.page_size.value,
+        kv_token_cap(plan),
+    )

@@ -1,0 +1,250 @@
+"""The execution shell of one device: persona first, then assembly, then delivery.
+
+The runner consumes rows, page tables and slots from above and takes no memory decision. `forward`
+and `_forward_raw` stay this small: a feature is a path, a backend, an observer or a layer.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from headrace.attention.backend import AttentionBackend
+from headrace.attention.selection import build_attention_backend
+from headrace.base.decision import Decision, Refusal
+from headrace.base.log import get_logger
+from headrace.batch.facts import BatchFacts
+from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.outputs import (
+    LogitsProcessorOutput,
+    ModelRunnerOutput,
+    PPProxyTensors,
+    SampleOutput,
+)
+from headrace.batch.rows import Rows
+from headrace.config.engine_config import EngineConfig
+from headrace.config.persona import Persona
+from headrace.config.plan import Plan
+from headrace.execution.eager import EagerPath
+from headrace.execution.preparation import BatchPreparation
+from headrace.execution.selector import Choice, Selector
+from headrace.kernels.batch_preparation import advance_length, advance_token
+from headrace.layers.logits import process_logits
+from headrace.memory.arena import Arena
+from headrace.memory.budget import KvBudget
+from headrace.memory.kv_pool import MHATokenToKVPool
+from headrace.memory.req_to_token import ReqToTokenPool
+from headrace.models.decoder import CausalDecoder
+from headrace.models.registry import build_model
+from headrace.sampling.sampler import Sampler
+
+log = get_logger(__name__)
+
+LoadWeights = Callable[[CausalDecoder], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupPart:
+    """One part of assembly: what it took."""
+
+    name: str
+    seconds: float
+    bytes: int
+
+
+class ModelRunner:
+    """Runs one model on one device.
+
+    Args:
+        config: what was asked. persona: what the model is. plan: what was decided.
+        load_weights: fills the parameters of a freshly built model.
+    """
+
+    model: CausalDecoder
+    sampler: Sampler
+    rows: Rows
+    req_to_token_pool: ReqToTokenPool
+    token_to_kv_pool: MHATokenToKVPool
+    kv_budget: KvBudget
+    backends: dict[str, AttentionBackend]
+    selector: Selector
+
+    def __init__(
+        self, config: EngineConfig, persona: Persona, plan: Plan, load_weights: LoadWeights
+    ) -> None:
+        self.config, self.persona, self.plan = config, persona, plan
+        self.device = torch.device(plan.device.value)
+        self.dtype: torch.dtype = getattr(torch, plan.dtype.value)
+        self.kv_dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype.value)
+        self.startup: list[StartupPart] = []
+        self.measured: list[Decision[int]] = []
+        self._load_weights = load_weights
+
+    # ---- assembly
+
+    def initialize(self) -> None:
+        """Sampler and weights. Memory, backends and paths follow when the budget is known."""
+        self.arena = Arena(self.device)
+        self.init_sampler()
+        self.load_model()
+
+    def init_sampler(self) -> None:
+        with self._part("sampler"):
+            self.sampler = Sampler()
+
+    def load_model(self) -> None:
+        ropes = self.plan.ropes.value
+        with self._part("weights"):
+            self.model = build_model(
+                self.persona.traits, ropes, self.dtype, self.device, arena=self.arena
+            )
+            self._load_weights(self.model)
+
+    def init_memory_pool(self, budget: KvBudget) -> None:
+        """KV pool, page tables and rows, sized by `budget`."""
+        plan, traits = self.plan, self.persona.traits
+        self.kv_budget = budget
+        self.measured.append(
+            Decision(name="kv_tokens", value=budget.tokens, reason=f"measured: {budget.reason}")
+        )
+        num_rows = plan.max_running_requests.value + 1
+        page_size = plan.page_size.value
+        with self._part("memory pool"):
+            self.token_to_kv_pool = MHATokenToKVPool(
+                self.arena,
+                num_layers=traits.num_layers,
+                num_pages=budget.pages,
+                page_size=page_size,
+                num_kv_heads=traits.attention.num_kv_heads,
+                head_dim=traits.attention.head_dim,
+                v_head_dim=traits.attention.v_head_dim,
+                dtype=self.kv_dtype,
+            )
+            self.req_to_token_pool = ReqToTokenPool(
+                self.arena,
+                num_rows=num_rows,
+                max_pages=-(-plan.max_model_len.value // page_size),
+                groups=tuple(group.name for group in traits.kv_groups),
+            )
+            self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
+
+    def init_attention_backend(self) -> None:
+        """One backend per KV group, bound with the pool to the layers of the group."""
+        plan, traits = self.plan, self.persona.traits
+        with self._part("attention backend"):
+            self.backends = {
+                group.name: build_attention_backend(
+                    plan.prefill_attention.value,
+                    plan.decode_attention.value,
+                    group=group,
+                    attention=traits.attention,
+                    page_size=plan.page_size.value,
+                    max_sequences=plan.max_running_requests.value,
+                    max_model_len=plan.max_model_len.value,
+                    dtype=self.dtype,
+                    device=self.device,
+                )
+                for group in traits.kv_groups
+            }
+            for layer in self.model.attention_layers():
+                # Window layers share the pool of the others: a layer's place in it is its own.
+                layer.bind(self.token_to_kv_pool, self.backends[layer.kv_group], layer.layer_id)
+
+    def reinit_attention_backend(self) -> None:
+        """Make the backends anew and bind them; paths that hold their addresses are made anew."""
+        self.init_attention_backend()
+        self.init_forward_paths()
+
+    def init_forward_paths(self) -> None:
+        """The table of paths, best first; the eager path is last and admits everything."""
+        pool = self.req_to_token_pool
+        preparation = BatchPreparation(
+            self.rows,
+            {name: pool.table(name) for name in pool.groups},
+            self.plan.page_size.value,
+        )
+        with self._part("forward paths"):
+            eager = EagerPath(
+                preparation,
+                tuple(self.backends.values()),
+                self.model.forward,
+                lambda hidden, batch: process_logits(self.model, hidden, batch),
+            )
+            eager.prepare()
+            self.selector = Selector([eager], absent=self._absent_paths())
+
+    def _absent_paths(self) -> list[Refusal]:
+        plan = self.plan
+        return [
+            refusal
+            for decision in (plan.decode_graph, plan.prefill_graph, plan.cpu_graph)
+            for refusal in decision.refused
+        ]
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        start, before = time.perf_counter(), self.arena.bytes()
+        yield
+        part = StartupPart(
+            name=name,
+            seconds=time.perf_counter() - start,
+            bytes=self.arena.bytes() - before,
+        )
+        self.startup.append(part)
+        log.info("%s: %.2f s, %.1f MiB", part.name, part.seconds, part.bytes / 2**20)
+
+    # ---- delivery
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ForwardBatch, pp_proxy_tensors: PPProxyTensors | None = None
+    ) -> ModelRunnerOutput:
+        """One forward of `batch` on the best path that admits it."""
+        choice = self.selector.choose(batch.facts)
+        return ModelRunnerOutput(
+            logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),
+            path=choice.path.name,
+            refused=choice.refused,
+        )
+
+    def _forward_raw(
+        self, batch: ForwardBatch, choice: Choice, pp_proxy_tensors: PPProxyTensors | None
+    ) -> LogitsProcessorOutput | PPProxyTensors:
+        return choice.path.run(batch, choice.bucket, pp_proxy_tensors)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits_output: LogitsProcessorOutput, batch: ForwardBatch
+    ) -> SampleOutput | None:
+        """Sample the rows that sample, then advance all rows; `None` when no row samples."""
+        rows = self.rows
+        # The sampler still sees the rows as the forward did: lengths after the step come first.
+        advance_length(batch.rows, _new_tokens(batch), rows.length, rows.active)
+        info = batch.sampling
+        if info is None:
+            return None
+        positions = rows.length[info.rows].long()
+        output = self.sampler.sample(logits_output.next_token_logits, info, rows, positions)
+        advance_token(
+            info.rows,
+            output.next_token_ids,
+            output.finite,
+            last_token=rows.last_token,
+            active=rows.active,
+            stop_ids=rows.stop_ids,
+            penalised=rows.penalised,
+            token_counts=rows.token_counts,
+        )
+        return output
+
+    def explain(self, facts: BatchFacts) -> Decision[str]:
+        """Which path such a batch would take, and why better ones would not."""
+        return self.selector.explain(facts)
+
+
+def _new_tokens(batch: ForwardBatch) -> torch.Tensor:
+    if batch.extend_lens is not None:
+        return batch.extend_lens
+    return torch.ones_like(batch.rows, dtype=torch.int32)

@@ -1,0 +1,79 @@
+"""One rank's step: forward, sample, advance, and send the results to the host."""
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from headrace.base.decision import Refusal
+from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.outputs import LogitsProcessorOutput, TokenLogprobs
+from headrace.execution.token_ring import InFlight, TokenRing
+from headrace.runner.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostResults:
+    """A step's results on the host.
+
+    Attributes:
+        tokens: sampled token of each sampling row; finite: whether its logits were numbers.
+        logprobs, prompt_logprobs: host tensors, `None` when no row asked.
+    """
+
+    tokens: list[int]
+    finite: list[bool]
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A launched step. `collect` waits for its results; call it after the next launch."""
+
+    path: str
+    refused: tuple[Refusal, ...]
+    in_flight: InFlight
+
+    def collect(self) -> HostResults:
+        host = self.in_flight.wait()
+        return HostResults(
+            tokens=host["tokens"].tolist() if "tokens" in host else [],
+            finite=host["finite"].tolist() if "finite" in host else [],
+            logprobs=_unpack("logprobs", host),
+            prompt_logprobs=_unpack("prompt_logprobs", host),
+        )
+
+
+class TpModelWorker:
+    """Runs steps on the model runner of one rank."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._ring = TokenRing(runner.device)
+
+    def forward_batch_generation(self, batch: ForwardBatch) -> StepResult:
+        """Launch one step; nothing here waits for the device."""
+        output = self.runner.forward(batch)
+        logits = output.logits_output
+        assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
+        tensors = _pack("prompt_logprobs", logits.prompt_logprobs)
+        sampled = self.runner.sample(logits, batch)
+        if sampled is not None:
+            tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
+            tensors |= _pack("logprobs", sampled.logprobs)
+        return StepResult(
+            path=output.path, refused=output.refused, in_flight=self._ring.send(tensors)
+        )
+
+
+def _pack(prefix: str, logprobs: TokenLogprobs | None) -> dict[str, Tensor]:
+    if logprobs is None:
+        return {}
+    named = {entry.name: getattr(logprobs, entry.name) for entry in fields(TokenLogprobs)}
+    return {f"{prefix}.{name}": tensor for name, tensor in named.items() if tensor is not None}
+
+
+def _unpack(prefix: str, host: dict[str, Tensor]) -> TokenLogprobs | None:
+    names = [entry.name for entry in fields(TokenLogprobs)]
+    found = {name: host[f"{prefix}.{name}"] for name in names if f"{prefix}.{name}" in host}
+    return TokenLogprobs(**found) if found else None

@@ -1,0 +1,1 @@
+"""Floor 10: who runs when, and on which pages."""

@@ -1,0 +1,132 @@
+"""Which sequences a step serves, and with how many tokens.
+
+Running rows decode first, then prompts that were begun go on, then waiting sequences are admitted
+as long as the step's prompt token budget, rows and pages last. When pages run out the sequence
+that came last is retracted: it gives up row and pages and resumes later from its tokens.
+"""
+
+from dataclasses import dataclass
+
+from headrace.scheduler.page_keeper import PageKeeper
+from headrace.scheduler.sequence import Sequence, State
+from headrace.scheduler.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A sequence's part in a step: how many new tokens, and whether it samples at the end."""
+
+    sequence: Sequence
+    new_tokens: int
+    samples: bool
+    from_row: bool  # the one new token is the row's last token, which only the device may know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one step, at most: prompt tokens and sequences."""
+
+    prompt_tokens: int
+    sequences: int
+
+
+class Chooser:
+    """Composes steps.
+
+    `running` holds the sequences with a row, in order of admission.
+    """
+
+    def __init__(self, keeper: PageKeeper, limits: Limits) -> None:
+        self.keeper, self.limits = keeper, limits
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.admitted: list[
+            Sequence
+        ] = []  # of the step being chosen: their rows need their columns
+
+    def choose(self) -> list[Share]:
+        """The next step's shares; empty when nothing can run now."""
+        self.admitted = []
+        budget = self.limits.prompt_tokens
+        shares: list[Share] = []
+        for sequence in self._decodable():
+            if sequence.state is State.RUNNING and self._make_room(sequence):
+                shares.append(Share(sequence=sequence, new_tokens=1, samples=True, from_row=True))
+        shares = [share for share in shares if share.sequence.state is State.RUNNING]
+        for sequence in list(self.running):
+            budget -= self._prefill(sequence, budget, shares)
+        for sequence in self.waiting:
+            if budget <= 0 or len(self.running) >= self.limits.sequences:
+                break
+            if not sequence.is_ready:
+                continue
+            if not self._admit(sequence):
+                break  # strictly in order: a long prompt is not overtaken for ever
+            budget -= self._prefill(sequence, budget, shares)
+        return shares
+
+    def retract(self, sequence: Sequence) -> None:
+        """Take row and pages from a running sequence, now or when its steps are processed."""
+        assert sequence.state is State.RUNNING, "only running sequences are retracted"
+        sequence.state = State.RETRACTING
+        sequence.retractions += 1
+        self.settle(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Free what a retracting or finished sequence holds once no step in flight names it."""
+        if sequence.in_flight or sequence.state in (State.RUNNING, State.WAITING):
+            return
+        if sequence in self.running:
+            self.running.remove(sequence)
+        self.keeper.release(sequence)
+        if sequence.state is State.RETRACTING:
+            sequence.state = State.WAITING
+            sequence.proven_finite = False
+            self.waiting.push(sequence)
+
+    def _decodable(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.can_decode]
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Pages for one more token, if need be those of sequences that came later."""
+        while not self.keeper.grow(sequence, sequence.length_bound + 1):
+            victim = self._victim()
+            if victim is None:
+                return False
+            self.retract(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _victim(self) -> Sequence | None:
+        """Lowest priority first, then the latest arrival; `None` while a retraction is under way
+        (its pages come back when its steps are processed) or when one sequence is left."""
+        if any(sequence.state is State.RETRACTING for sequence in self.running):
+            return None
+        candidates = [item for item in self.running if item.state is State.RUNNING]
+        if len(candidates) < 2:
+            return None
+        return max(candidates, key=lambda item: (-item.request.priority, item.arrival))
+
+    def _prefill(self, sequence: Sequence, budget: int, shares: list[Share]) -> int:
+        new_tokens = min(sequence.prefill_left, budget)
+        if new_tokens <= 0 or sequence.state is not State.RUNNING:
+            return 0
+        samples = new_tokens == sequence.prefill_left
+        shares.append(
+            Share(sequence=sequence, new_tokens=new_tokens, samples=samples, from_row=False)
+        )
+        return new_tokens
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if not self.keeper.take_row(sequence, headroom=len(self.running)):
+            return False
+        self.waiting.remove(sequence)
+        sequence.state = State.RUNNING
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_entries = [None]
+        if not sequence.retractions:
+            sequence.cached_tokens = sequence.length_bound
+        self.running.append(sequence)
+        self.admitted.append(sequence)
+        return True

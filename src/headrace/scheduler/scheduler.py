@@ -1,0 +1,280 @@
+"""The loop: take messages, choose a batch, launch it, deal with the results of the one before.
+
+One call of `loop` is one turn. With overlap the step launched in a turn is processed in the next
+one, after the next launch; without it in the same turn. Either way a sequence ends exactly once,
+and its row and pages are freed only after the last launched step that names it was processed.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from headrace.base.errors import RequestError
+from headrace.base.log import get_logger
+from headrace.kernels.noise import derive_seed
+from headrace.request.outcome import Finished
+from headrace.request.request import Request
+from headrace.runner.model_runner import ModelRunner
+from headrace.runner.worker import TpModelWorker
+from headrace.sampling.bad_words import HostMask
+from headrace.sampling.host_logprobs import Decode
+from headrace.scheduler.chooser import Chooser, Limits, Share
+from headrace.scheduler.launch import LaunchedStep, build_batch, row_start
+from headrace.scheduler.page_keeper import PageKeeper
+from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
+from headrace.scheduler.sequence import Sequence, State, TokenSink
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """One sequence of a request, as the engine hands it over."""
+
+    sink: TokenSink
+    host_mask: HostMask | None = None
+
+
+class Scheduler:
+    """Continuous batching over one worker.
+
+    Args:
+        worker: runs the steps.
+        decode_token: text of a token id, for logprobs; gives `None` without a tokenizer.
+        retract_every: retract the latest sequence every n steps (0: never); for tests that prove
+            retraction to be transparent.
+    """
+
+    def __init__(
+        self, worker: TpModelWorker, decode_token: Decode, *, retract_every: int = 0
+    ) -> None:
+        runner: ModelRunner = worker.runner
+        plan = runner.plan
+        self.worker = worker
+        self.vocab_size = runner.persona.traits.vocab_size
+        self.max_model_len = plan.max_model_len.value
+        self.overlap = plan.overlap.value
+        self.keeper = PageKeeper(
+            runner.req_to_token_pool,
+            runner.kv_budget.pages,
+            plan.page_size.value,
+            plan.prefix_cache.value,
+        )
+        self.chooser = Chooser(
+            self.keeper,
+            Limits(
+                prompt_tokens=plan.chunked_prefill_size.value,
+                sequences=plan.max_running_requests.value,
+            ),
+        )
+        self.counts: Counter[str] = Counter()
+        self._decode_token = decode_token
+        self._retract_every = retract_every
+        self._groups: dict[str, list[Sequence]] = {}
+        self._arrivals = 0
+        self._seeds = random.Random(runner.config.seed)
+
+    # ---- messages
+
+    def add(
+        self,
+        request: Request,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        admissions: list[Admission],
+    ) -> list[Sequence]:
+        """Queue the sequences of a request; `admissions` has one entry for each of its n.
+
+        Raises:
+            RequestError: it can never be served; nothing was queued.
+        """
+        self._check(request, max_tokens)
+        seed = request.params.seed
+        if seed is None:
+            seed = self._seeds.getrandbits(63)
+        leader: Sequence | None = None
+        group = []
+        for index, admission in enumerate(admissions):
+            sequence = Sequence(
+                request=request,
+                index=index,
+                seed=derive_seed(seed, index),
+                stop_ids=stop_ids,
+                max_length=len(request.prompt_token_ids) + max_tokens,
+                sink=admission.sink,
+                host_mask=admission.host_mask,
+                leader=leader,
+                arrival=self._arrivals,
+            )
+            self._arrivals += 1
+            leader = leader or sequence
+            group.append(sequence)
+        self._groups[request.request_id] = group
+        for sequence in group:
+            self.chooser.waiting.push(sequence)
+        return list(group)
+
+    def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
+        """End what is left of a request; False when nothing of it is left."""
+        group = self._groups.get(request_id, ())
+        for sequence in tuple(group):
+            self._finish(sequence, Finished("abort", message=message))
+        return bool(group)
+
+    # ---- the loop
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._groups)
+
+    def loop(self, last: LaunchedStep | None) -> LaunchedStep | None:
+        """One turn; returns the step to hand to the next turn."""
+        ongoing = self._launch()
+        if last is not None:
+            self.process(last)
+        if ongoing is not None and not self.overlap:
+            self.process(ongoing)
+            return None
+        return ongoing
+
+    def _launch(self) -> LaunchedStep | None:
+        self._retract_for_test()
+        shares = self.chooser.choose()
+        if not shares:
+            return None
+        try:
+            return self._run(shares)
+        except Exception as error:  # whatever a step raises ends its sequences, not the engine
+            log.exception("A step of %d sequences failed", len(shares))
+            for share in shares:
+                self._finish(share.sequence, Finished("error", message=_describe(error)))
+            self.counts["failed_steps"] += 1
+            return None
+
+    def _run(self, shares: list[Share]) -> LaunchedStep:
+        runner = self.worker.runner
+        runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
+        runner.req_to_token_pool.flush()
+        batch, sampling, spans = build_batch(shares, runner.device, self.vocab_size)
+        result = self.worker.forward_batch_generation(batch)
+        for share in shares:
+            sequence = share.sequence
+            sequence.length_bound += share.new_tokens
+            sequence.in_flight += 1
+            sequence.took_path(result.path)
+            if share.samples:
+                sequence.pending += 1
+                sequence.sampled_here = True
+        self.counts["steps"] += 1
+        self.counts["prompt_tokens"] += sum(s.new_tokens for s in shares if not s.from_row)
+        return LaunchedStep(shares=shares, sampling=sampling, prompt_spans=spans, result=result)
+
+    def process(self, step: LaunchedStep) -> None:
+        """Deal with the results of a launched step: tokens, endings, pages that come free."""
+        results = step.result.collect()
+        take_prompt_logprobs(step, results, self._decode_token)
+        logprobs = sampled_logprobs(step, results, self._decode_token)
+        finite = dict.fromkeys((share.sequence for share in step.shares), True)
+        for place, share in enumerate(step.sampling):
+            finite[share.sequence] = results.finite[place]
+        for share in step.shares:
+            share.sequence.in_flight -= 1
+            if share.sequence.state is not State.FINISHED and finite[share.sequence]:
+                share.sequence.computed += share.new_tokens
+        for place, share in enumerate(step.sampling):
+            sequence = share.sequence
+            sequence.pending -= 1
+            if sequence.state is State.FINISHED:
+                continue  # it ended while this step was in flight: the token is dropped
+            first = not sequence.proven_finite
+            if first and sequence.prompt_entries:
+                sequence.sink.prompt_logprobs(sequence.prompt_entries)
+            ending = take_token(
+                sequence, results.tokens[place], results.finite[place], logprobs[place]
+            )
+            self.counts["output_tokens"] += ending is None or ending.reason != "error"
+            if ending is not None:
+                self._finish(sequence, ending)
+            elif first:
+                self.keeper.share(sequence)
+        for share in step.shares:
+            self._settle(share.sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        self.chooser.settle(sequence)
+        if sequence.request.request_id not in self._groups:
+            self.keeper.forget_request(sequence)
+
+    def _finish(self, sequence: Sequence, ending: Finished) -> None:
+        if sequence.state is State.FINISHED:
+            return
+        if sequence.state is State.WAITING:
+            self.chooser.waiting.remove(sequence)
+        sequence.state = State.FINISHED
+        sequence.ending = ending
+        self.counts[f"finished_{ending.reason}"] += 1
+        group = self._groups[sequence.request.request_id]
+        group.remove(sequence)
+        if not group:
+            del self._groups[sequence.request.request_id]
+        self._settle(sequence)
+        sequence.sink.finished(ending)
+
+    # ---- checks
+
+    def longest_output(self, prompt_length: int) -> int:
+        """Tokens that can follow a prompt of this length; below 1 when the prompt does not fit."""
+        by_pool = self.keeper.capacity_tokens + 1  # the last token is never read back
+        return min(self.max_model_len, by_pool) - prompt_length
+
+    def check_lengths(self, prompt_length: int, max_tokens: int) -> None:
+        """Raise `RequestError` when prompt and output can never fit."""
+        total = prompt_length + max_tokens
+        if total > self.max_model_len:
+            raise RequestError(
+                f"The prompt has {prompt_length} tokens and max_tokens is {max_tokens}: "
+                f"{total} together",
+                why=f"the context holds {self.max_model_len} tokens (max_model_len)",
+                remedy="Shorten the prompt or lower max_tokens",
+            )
+        if max_tokens > self.longest_output(prompt_length):
+            raise RequestError(
+                f"The prompt has {prompt_length} tokens and max_tokens is {max_tokens}",
+                why=f"the KV pool holds {self.keeper.capacity_tokens} tokens in all",
+                remedy="Shorten the prompt, lower max_tokens or raise max_total_tokens",
+            )
+
+    def _check(self, request: Request, max_tokens: int) -> None:
+        if request.request_id in self._groups:
+            raise RequestError(f"Request id {request.request_id!r} is in flight already")
+        if not request.prompt_token_ids:
+            raise RequestError("The prompt is empty", remedy="Send at least one token")
+        self.check_lengths(len(request.prompt_token_ids), max_tokens)
+
+    def check_integrity(self) -> None:
+        """Every page and row accounted for; raises `IntegrityError` otherwise."""
+        self.keeper.check(self._holding())
+
+    def _holding(self) -> Iterator[Sequence]:
+        return iter(self.chooser.running)
+
+    def _retract_for_test(self) -> None:
+        every = self._retract_every
+        if every and self.counts["steps"] % every == every - 1 and len(self.chooser.running) > 1:
+            latest = self.chooser.running[-1]
+            if latest.state is State.RUNNING and latest.sampled_here:
+                self.chooser.retract(latest)
+
+
+def _describe(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return f"{type(error).__name__}: {text[:500]}"
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Let all launched work end; for shutting down and for tests."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,143 @@
+"""One continuation of a request, as the scheduler sees it.
+
+    tokens known to the host   [ prompt ............ | output .... ]
+    KV of processed steps      [ computed ........ ]
+    KV of launched steps       [ length_bound ........... ]
+    tokens with those in flight[ tokens + pending ................... ]
+
+Without overlap the lower three coincide between steps, but for the newest token, whose KV the
+next step writes.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from headrace.memory.radix_cache import RadixNode
+from headrace.request.outcome import Finished, Logprob
+from headrace.request.request import Request
+from headrace.sampling.bad_words import HostMask
+
+
+class State(Enum):
+    """WAITING for a row; RUNNING in a row; RETRACTING: leaves its row when the steps in flight
+    are processed, then waits again; FINISHED."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    RETRACTING = auto()
+    FINISHED = auto()
+
+
+class TokenSink(Protocol):
+    """Where the tokens of a sequence go."""
+
+    def token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> str | None:
+        """Take one output token; return the stop string that it completes, if any."""
+
+    def prompt_logprobs(self, entries: Seq[dict[int, Logprob] | None]) -> None:
+        """Take the logprobs of the prompt, one entry per token, the first `None`."""
+
+    def finished(self, ending: Finished) -> None:
+        """Take the one ending."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """State of one continuation.
+
+    Attributes:
+        seed: settled 64-bit seed. stop_ids: ids that end it, the model's own included.
+        tokens: prompt and processed output. max_length: length at which "length" ends it.
+        row, pages, owned, node: place in the pools while scheduled; `owned` pages are its alone,
+            the others belong to the prefix cache and are kept by the lock on `node`.
+        length_bound: tokens with KV once all launched steps are done.
+        pending: sampled tokens in flight. in_flight: launched steps not processed.
+        sampled_here: it has sampled since it took its row, so its last token is on the device.
+        computed: tokens with KV of processed, finite steps.
+    """
+
+    request: Request
+    index: int
+    seed: int
+    stop_ids: frozenset[int]
+    max_length: int
+    sink: TokenSink
+    host_mask: HostMask | None = None
+    leader: "Sequence | None" = None
+    tokens: list[int] = field(default_factory=list)
+    state: State = State.WAITING
+    row: int | None = None
+    pages: list[int] = field(default_factory=list)
+    owned: set[int] = field(default_factory=set)
+    node: RadixNode | None = None
+    length_bound: int = 0
+    pending: int = 0
+    in_flight: int = 0
+    sampled_here: bool = False
+    proven_finite: bool = False
+    computed: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+    arrival: int = 0
+    ending: Finished | None = None
+    prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
+    paths: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = list(self.request.prompt_token_ids)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def launched_length(self) -> int:
+        """Tokens of the sequence, those in flight included."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def prefill_left(self) -> int:
+        """Known tokens without KV; 0 once the sequence decodes."""
+        return 0 if self.sampled_here else len(self.tokens) - self.length_bound
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The first sequence of a request scores the prompt for all of them."""
+        asked = self.request.params.prompt_logprobs is not None and self.index == 0
+        return asked and not self.prompt_is_scored
+
+    @property
+    def prompt_is_scored(self) -> bool:
+        return len(self.prompt_entries) >= self.prompt_length
+
+    @property
+    def can_decode(self) -> bool:
+        """Another token may be launched now: not at its length, nothing the host must see first."""
+        return (
+            self.state is State.RUNNING
+            and self.sampled_here
+            and self.launched_length < self.max_length
+            and not (
+                self.pending and self.host_mask is not None and self.host_mask.needs_last_token
+            )
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """A later sequence of a request waits until the first one's prompt is in the cache."""
+        leader = self.leader
+        return leader is None or leader.proven_finite or leader.state is State.FINISHED
+
+    def took_path(self, path: str) -> None:
+        """Extend the run-length record of the paths its steps took."""
+        if self.paths and self.paths[-1][0] == path:
+            self.paths[-1] = (path, self.paths[-1][1] + 1)
+        else:
+            self.paths.append((path, 1))
