@@ -23,9 +23,9 @@ def change_rows(
 ) -> Tensor:
     """`values` with `change` applied to the flagged rows; the input itself is not written.
 
-    On the CPU only flagged rows are computed, a few at a time. On a device all are, and the unflagged results are
-    dropped: asking which rows are flagged would make the host wait. `change` must therefore treat
-    rows alone, so that both ways give the same bits.
+    On the CPU only flagged rows are computed, a few at a time. On a device all are, and the
+    unflagged results are dropped: asking which rows are flagged would make the host wait. `change`
+    must therefore treat rows alone, so that both ways give the same bits.
 
     Args:
         values: [S, V].
@@ -39,6 +39,6 @@ def change_rows(
     if len(chosen) == 0:
         return values
     changed = torch.empty_like(values) if len(chosen) == len(flags) else values.clone()
-    for part in chosen.split(rows_at_a_time(values)):
+    for part in torch.split(chosen, rows_at_a_time(values)):
         changed[part] = change(values[part], part)
     return changed
