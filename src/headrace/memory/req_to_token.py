@@ -32,9 +32,8 @@ class ReqToTokenPool:
         self._free = list(range(num_rows - 1, 0, -1))  # a stack: its end is taken first
         self._live: set[int] = set()
         self._device = arena.device
-        # group -> place in the flat table -> page; a dict, so that of two changes of one place
-        # the later holds and the scatter below never writes a place twice
-        self._staged: dict[str, dict[int, int]] = {group: {} for group in groups}
+        # group -> places in its flat table and the pages to put there, in the order of staging
+        self._staged: dict[str, tuple[list[int], list[int]]] = {g: ([], []) for g in groups}
 
     def table(self, group: str) -> Tensor:
         """The page table of a group, [num_rows, max_pages] int32. Its address never changes."""
@@ -85,7 +84,9 @@ class ReqToTokenPool:
             )
         start = row * self.max_pages + column_start
         for name in self.groups if group is None else (group,):
-            self._staged[name].update(zip(range(start, start + len(pages)), pages, strict=True))
+            staged_places, staged_pages = self._staged[name]
+            staged_places.extend(range(start, start + len(pages)))
+            staged_pages.extend(pages)
 
     def flush(self) -> int:
         """Send all staged changes: one copy, and one scatter for each table that changes.
@@ -93,32 +94,43 @@ class ReqToTokenPool:
         Runs on the current stream, which must be the one that reads the tables; the host does not
         wait. Returns the number of entries sent (0: nothing was launched).
         """
-        changed = {group: places for group, places in self._staged.items() if places}
-        total = sum(len(places) for places in changed.values())
+        changed = self._take_staged()
+        total = sum(len(changes) for changes in changed.values())
         if not total:
             return 0
-        sent = self._send(changed, total)
+        places, pages = self._send(changed, total)  # [N] int64, [N] int32
         start = 0
-        for group, places in changed.items():
-            part = sent[:, start : start + len(places)]  # [2, N]: place, page
-            self._tables[group].view(-1).index_copy_(0, part[0], part[1].to(torch.int32))
-            start += len(places)
-            places.clear()
+        for group, changes in changed.items():
+            part = slice(start, start + len(changes))
+            self._tables[group].view(-1).index_copy_(0, places[part], pages[part])
+            start = part.stop
         return total
 
-    def _send(self, changed: dict[str, dict[int, int]], total: int) -> Tensor:
+    def _take_staged(self) -> dict[str, dict[int, int]]:
+        """Group -> place -> page. Of two changes of one place the later holds, and the scatter
+        never writes a place twice, whose outcome would be undefined on a GPU."""
+        changed = {}
+        for group, (places, pages) in self._staged.items():
+            if places:
+                changed[group] = dict(zip(places, pages, strict=True))
+                places.clear()
+                pages.clear()
+        return changed
+
+    def _send(self, changed: dict[str, dict[int, int]], total: int) -> tuple[Tensor, Tensor]:
         # A fresh pinned block every time: torch's pinned allocator reuses a block only after the
         # copy that read it has passed, so a block in flight is never overwritten.
         is_cuda = self._device.type == "cuda"
         staging = torch.empty((2, total), dtype=torch.int64, pin_memory=is_cuda)
         view = staging.numpy()
         start = 0
-        for places in changed.values():
-            stop = start + len(places)
-            view[0, start:stop] = np.fromiter(places.keys(), np.int64, len(places))
-            view[1, start:stop] = np.fromiter(places.values(), np.int64, len(places))
+        for changes in changed.values():
+            stop = start + len(changes)
+            view[0, start:stop] = np.fromiter(changes.keys(), np.int64, len(changes))
+            view[1, start:stop] = np.fromiter(changes.values(), np.int64, len(changes))
             start = stop
-        return staging.to(self._device, non_blocking=is_cuda)
+        sent = staging.to(self._device, non_blocking=is_cuda)
+        return sent[0], sent[1].to(torch.int32)
 
     def _check_live(self, row: int) -> None:
         if row not in self._live:
