@@ -124,20 +124,20 @@ def _tokenizer_eos_id(tokenizer_json: Path | None, settings: Mapping[str, Any]) 
         token = token.get("content")
     if not isinstance(token, str):
         return None
-    for index, added in (settings.get("added_tokens_decoder") or {}).items():
-        if added.get("content") == token:
+    for index, entry in (settings.get("added_tokens_decoder") or {}).items():
+        if entry.get("content") == token:
             return int(index)
     if tokenizer_json is None:
         return None
-    for entry in _decode(tokenizer_json, _AddedTokens).added_tokens:
+    added: _AddedTokens = _decode(tokenizer_json, _AddedTokens)
+    for entry in added.added_tokens:
         if entry.content == token:
             return entry.id
     file: _TokenizerFile = _decode(tokenizer_json, _TokenizerFile)
     vocabulary = file.model.vocab
-    if isinstance(vocabulary, dict):
-        return vocabulary.get(token)
-    pieces = [piece for piece, _ in vocabulary]
-    return pieces.index(token) if token in pieces else None
+    if isinstance(vocabulary, list):  # unigram: pieces with scores, the place is the id
+        vocabulary = {piece: index for index, (piece, _) in enumerate(vocabulary)}
+    return vocabulary.get(token)
 
 
 def _decode(path: Path, kind: Any) -> Any:

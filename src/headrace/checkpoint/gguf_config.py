@@ -90,7 +90,10 @@ def gguf_config(file: GgufFile, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     config |= rope_keys(file, keys, head_dim=config["head_dim"])
-    config |= _gemma3_keys(keys, config) if architecture == "gemma3" else _llama_keys(file, keys)
+    if architecture == "gemma3":
+        config |= _gemma3_keys(keys, config)
+    else:
+        config |= _llama_keys(file, keys, architecture)
     config |= _token_id_keys(file.metadata)
     return config
 
@@ -112,7 +115,7 @@ def _head_dim(file: GgufFile, keys: ArchitectureKeys, heads: int) -> int:
     return head_dim
 
 
-def _llama_keys(file: GgufFile, keys: ArchitectureKeys) -> dict[str, Any]:
+def _llama_keys(file: GgufFile, keys: ArchitectureKeys, architecture: str) -> dict[str, Any]:
     """What Llama, Mistral, Qwen2 and Qwen3 share."""
     config: dict[str, Any] = {
         "hidden_act": "silu",
@@ -121,15 +124,18 @@ def _llama_keys(file: GgufFile, keys: ArchitectureKeys) -> dict[str, Any]:
     }
     window = keys.get("attention.sliding_window")
     if window:
-        # Llama's own configuration knows no window; Mistral is Llama with one.
-        config |= {"sliding_window": window, "use_sliding_window": True}
-        if keys.get("attention.sliding_window_pattern") is not None:
+        if architecture != "llama" or keys.get("attention.sliding_window_pattern") is not None:
             raise UnsupportedError(
-                f"{file.path} mixes window and full attention layers",
-                remedy="Supported for the architecture gemma3",
+                f"{file.path}: a sliding window in a file of architecture {architecture}",
+                why="Which layers it holds for is not known",
+                remedy="Supported: llama with the same window in all layers, and gemma3",
             )
-        if "llama" in file.metadata["general.architecture"]:
-            config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+        # Llama's own configuration knows no window; Mistral is Llama with one.
+        config |= {
+            "sliding_window": window,
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+        }
     return config
 
 

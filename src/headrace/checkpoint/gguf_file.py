@@ -5,6 +5,7 @@ key-value pairs, tensor infos, then the aligned data section. Numbers of an arra
 go, only strings are walked: a vocabulary of 262144 tokens takes about 0.15 s.
 """
 
+import hashlib
 import mmap
 import struct
 from collections.abc import Mapping
@@ -67,8 +68,12 @@ class GgufFile:
         cursor = _Cursor(self._bytes, path)
         tensor_count, pair_count = _read_preamble(cursor)
         self.metadata: Mapping[str, Any] = _read_metadata(cursor, pair_count)
-        self.metadata_bytes = bytes(self._bytes[: cursor.position])
+        self._metadata_end = cursor.position
         self.tensors: Mapping[str, GgufTensor] = self._read_tensors(cursor, tensor_count)
+
+    def metadata_hash(self) -> str:
+        """sha256 of the metadata as it stands in the file: the same wherever the file lies."""
+        return hashlib.sha256(self._bytes[: self._metadata_end]).hexdigest()
 
     def raw(self, tensor: GgufTensor) -> np.ndarray:
         """The tensor's bytes, uint8 [rows, bytes per row], a view of the mapped file."""
@@ -208,6 +213,8 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], GgmlType, 
         raise CheckpointError(f"{cursor.path}: tensor {name} has {dimensions} dimensions")
     # The file lists the fastest dimension first.
     shape = tuple(reversed([cursor.uint64() for _ in range(dimensions)]))
+    if 0 in shape:
+        raise CheckpointError(f"{cursor.path}: tensor {name} is empty, its shape is {shape}")
     kind_id, offset = cursor.uint32(), cursor.uint64()
     kind = GGML_TYPES.get(kind_id)
     if kind is None:

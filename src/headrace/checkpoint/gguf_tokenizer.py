@@ -1,6 +1,5 @@
 """The tokenizer of a GGUF file as plain data."""
 
-import hashlib
 from typing import Any
 
 from headrace.base.errors import CheckpointError
@@ -25,7 +24,7 @@ def gguf_tokenizer_source(file: GgufFile) -> TokenizerSource | None:
         settings=_settings(vocabulary),
         chat_template=file.metadata.get("tokenizer.chat_template"),
         eos_token_ids=_eos_token_ids(file, vocabulary),
-        cache_key=hashlib.sha256(file.metadata_bytes).hexdigest(),
+        cache_key=file.metadata_hash(),
     )
 
 

@@ -16,6 +16,7 @@ _HUB_ID = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:/(?P<file>[\w./-]+\.gg
 
 # config, generation and tokenizer files; code is never fetched.
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "spiece.model", "vocab.txt", "merges.txt")
+_USUAL_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _SECONDS_TO_ANSWER = 10.0
 
@@ -60,7 +61,7 @@ def _choose_files(repository: str, listing: list[str], file: str | None) -> list
             )
         return [file]
     small = [name for name in listing if "/" not in name and _matches(name, _SMALL_FILES)]
-    safetensors = [name for name in listing if fnmatch(name, "*.safetensors") and "/" not in name]
+    safetensors = _safetensors(listing)
     if safetensors:
         return small + safetensors
     gguf = _gguf(listing)
@@ -124,6 +125,13 @@ def _not_found(name: str, why: str) -> NotFoundError:
         why=why,
         remedy="Check the name, or download the model and give its folder",
     )
+
+
+def _safetensors(listing: list[str]) -> list[str]:
+    """The weights transformers would load; copies under other names are left out."""
+    found = [name for name in listing if fnmatch(name, "*.safetensors") and "/" not in name]
+    usual = [name for name in found if _matches(name, _USUAL_WEIGHTS)]
+    return usual or found
 
 
 def _gguf(listing: list[str]) -> list[str]:

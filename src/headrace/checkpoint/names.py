@@ -77,7 +77,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         UnsupportedError: the hub repository holds no format that can be read.
     """
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     if name in SHORT_NAMES:
         return _resolve_package(name, SHORT_NAMES[name])

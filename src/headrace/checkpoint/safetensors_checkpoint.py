@@ -174,10 +174,10 @@ def _entry(file: Path, name: str, part: _HeaderEntry, data_bytes: int) -> Tensor
             f"{file}: tensor {name} takes {end - start} bytes",
             why=f"Its shape {list(part.shape)} of {part.dtype} needs {nbytes}",
         )
-    if end > data_bytes:
+    if start < 0 or end > data_bytes:
         raise CheckpointError(
-            f"{file} is truncated: tensor {name} ends at byte {end} of the data",
-            why=f"The file has {data_bytes} bytes of data",
+            f"{file} is truncated or broken: tensor {name} takes bytes {start} to {end}",
+            why=f"The data section has {data_bytes} bytes",
             remedy=_COPY_AGAIN,
         )
     return TensorEntry(name=name, shape=part.shape, dtype=part.dtype, file=file, nbytes=nbytes)

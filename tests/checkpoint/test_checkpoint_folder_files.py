@@ -1,0 +1,139 @@
+"""config.json, generation_config.json and the tokenizer files of a folder."""
+
+import pytest
+from checkpoint_builders import random_weights, write_folder, write_json
+
+from headrace.base.errors import CheckpointError, UnsupportedError
+from headrace.checkpoint import open_checkpoint
+
+TOKENIZER = {
+    "added_tokens": [{"id": 7, "content": "<end>", "special": True}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "plain_end": 5}, "merges": []},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "model", random_weights())
+
+
+def source(folder):
+    return open_checkpoint(folder).tokenizer_source
+
+
+def test_no_tokenizer(folder):
+    assert source(folder) is None
+
+
+def test_tokenizer_json(folder):
+    file = write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<end>", "add_bos_token": False})
+    write_json(folder / "special_tokens_map.json", {"bos_token": "a", "eos_token": "ignored"})
+    found = source(folder)
+    assert (found.tokenizer_json, found.folder, found.gguf) == (file, None, None)
+    assert found.settings == {"eos_token": "<end>", "add_bos_token": False, "bos_token": "a"}
+    assert found.chat_template is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_only_transformers_reads(folder, name):
+    (folder / name).write_text("{}")
+    found = source(folder)
+    assert (found.tokenizer_json, found.folder) == (None, folder)
+
+
+def test_end_tokens_are_the_union_of_all_files(folder):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", {"eos_token": {"content": "<end>"}})
+    write_json(folder / "generation_config.json", {"eos_token_id": [3, 2, 11], "top_p": 0.9})
+    assert source(folder).eos_token_ids == (2, 3, 7, 11)
+    assert open_checkpoint(folder).generation_config["top_p"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"eos_token_id": None}, ()),
+        ({"eos_token_id": 0}, (0,)),
+        ({"eos_token_id": [4, 5]}, (4, 5)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": [1, 106]}}, (1, 106)),
+    ],
+)
+def test_end_tokens_of_config_json(tmp_path, config, expected):
+    folder = write_folder(tmp_path / "model", random_weights(), config=config)
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    assert source(folder).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "expected"),
+    [
+        ({"eos_token": "x", "added_tokens_decoder": {"9": {"content": "x"}}}, TOKENIZER, 9),
+        ({"eos_token": "<end>"}, TOKENIZER, 7),
+        ({"eos_token": "plain_end"}, TOKENIZER, 5),
+        ({"eos_token": "q"}, {"model": {"vocab": [["p", -1.0], ["q", -2.0]]}}, 1),
+        ({"eos_token": "absent"}, TOKENIZER, None),
+        ({"eos_token": None}, TOKENIZER, None),
+        ({}, TOKENIZER, None),
+    ],
+)
+def test_end_token_of_the_tokenizer(folder, settings, tokenizer, expected):
+    write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer_config.json", settings)
+    others = {2}  # config.json
+    assert set(source(folder).eos_token_ids) - others == ({expected} - {None})
+
+
+def test_chat_template_places(folder):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    several = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
+    write_json(folder / "tokenizer_config.json", {"chat_template": several})
+    assert source(folder).chat_template == "D"
+    write_json(folder / "tokenizer_config.json", {"chat_template": "plain"})
+    assert source(folder).chat_template == "plain"
+    write_json(folder / "chat_template.json", {"chat_template": "own file"})
+    assert source(folder).chat_template == "own file"
+    (folder / "chat_template.jinja").write_text("größer")
+    assert source(folder).chat_template == "größer"
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_unreadable_json_is_named(folder, name, content):
+    (folder / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"{name} is not the JSON it should be"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json"])
+def test_unreadable_tokenizer_json_is_named(folder, name):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<end>"})
+    (folder / name).write_bytes(b'{"added_tokens": 3, "\xff": 1}')
+    with pytest.raises(CheckpointError, match=f"{name} is not the JSON"):
+        source(folder)
+
+
+def test_missing_config(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+        {"compression_config": {"quant_method": "compressed-tensors"}},
+    ],
+)
+def test_packed_weights_are_refused_by_name(tmp_path, config):
+    folder = write_folder(tmp_path, random_weights(), config=config)
+    method = str(config).rsplit("quant_method': '", 1)[1].split("'")[0]
+    with pytest.raises(
+        UnsupportedError, match=rf"quantized with {method}.*Supported: .safetensors"
+    ):
+        open_checkpoint(folder)

@@ -1,0 +1,69 @@
+"""Which reader a path gets, and what is refused."""
+
+import shutil
+
+import pytest
+from checkpoint_builders import random_weights, write_folder, write_gguf
+
+from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
+from headrace.checkpoint import open_checkpoint
+
+
+def test_a_gguf_file_and_a_folder_that_holds_one(tmp_path):
+    file = write_gguf(tmp_path / "a.gguf", random_weights())
+    assert open_checkpoint(file).path == file
+    assert open_checkpoint(tmp_path).path == file
+
+
+def test_a_gguf_file_of_any_name(tmp_path):
+    file = write_gguf(tmp_path / "model", random_weights())
+    assert open_checkpoint(file).config["model_type"] == "llama"
+
+
+def test_several_gguf_files(tmp_path):
+    file = write_gguf(tmp_path / "a.gguf", random_weights())
+    shutil.copy(file, tmp_path / "b.gguf")
+    with pytest.raises(CheckpointError, match=r"2 .gguf files.*a.gguf, b.gguf"):
+        open_checkpoint(tmp_path)
+
+
+def test_safetensors_go_before_gguf(tmp_path):
+    write_gguf(tmp_path / "a.gguf", random_weights())
+    assert open_checkpoint(write_folder(tmp_path, random_weights())).path == tmp_path
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(NotFoundError, match="nowhere does not exist"):
+        open_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"no checkpoint.*config.json with \*.safetensors"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        open_checkpoint(tmp_path)
+
+
+def test_pickled_weights(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(UnsupportedError, match=r"pytorch_model.bin holds pickled.*Supported"):
+            open_checkpoint(path)
+
+
+def test_one_file_of_a_folder(tmp_path):
+    write_folder(tmp_path, random_weights())
+    with pytest.raises(CheckpointError, match="Name its folder"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_some_other_file(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match=r"notes.txt is not a GGUF file"):
+        open_checkpoint(tmp_path / "notes.txt")
+
+
+def test_remote_code_is_left_to_the_model_room(tmp_path):
+    config = {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}, "model_type": "x"}
+    folder = write_folder(tmp_path, random_weights(), config=config)
+    (folder / "modeling_x.py").write_text("raise RuntimeError('ran')")
+    assert open_checkpoint(folder).config["auto_map"] == config["auto_map"]
