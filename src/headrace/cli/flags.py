@@ -81,7 +81,7 @@ def _reader(hint: Any) -> dict[str, Any]:
         if origin is Sequence and str in parts:
             return {"action": "append", "metavar": "TEXT"}
         if origin is Sequence:
-            return {"type": _integers, "metavar": "ID,ID,..."}
+            return {"type": integers, "metavar": "ID,ID,..."}
         if origin is not None and issubclass(origin, Mapping):
             return {"type": _biases, "metavar": "ID=BIAS,..."}
     for reader, metavar in _READERS:
@@ -91,10 +91,11 @@ def _reader(hint: Any) -> dict[str, Any]:
 
 
 def _graph_sizes(text: str) -> str | tuple[int, ...]:
-    return text if text.isalpha() else _integers(text)
+    return text if text.isalpha() else integers(text)
 
 
-def _integers(text: str) -> tuple[int, ...]:
+def integers(text: str) -> tuple[int, ...]:
+    """1,2,4"""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -14,7 +14,7 @@ from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
 from headrace.cli.engine_flags import add_engine_flags
-from headrace.cli.flags import positive, with_dashes
+from headrace.cli.flags import integers, positive, with_dashes
 from headrace.cli.sampling_flags import add_sampling_flags
 from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
@@ -90,6 +90,13 @@ def _generate(verbs: Verbs) -> None:
     _model(parser)
     source = parser.add_argument_group("prompts, one of (else standard input is one prompt)")
     source.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="a prompt; repeat")
+    source.add_argument(
+        "--prompt-ids",
+        action="append",
+        type=integers,
+        metavar="ID,ID,...",
+        help="a prompt as token ids; repeat",
+    )
     source.add_argument("-f", "--prompt-file", metavar="FILE", help="one prompt per line")
     parser.add_argument(
         "--chat", action="store_true", help="put each prompt through the chat template"

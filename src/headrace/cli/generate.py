@@ -1,0 +1,187 @@
+"""`headrace generate MODEL`: complete prompts; one prompt streams, many run as a batch."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.errors import ConfigError
+from headrace.cli.flags import given_fields
+from headrace.cli.start import start
+from headrace.request.outcome import Logprob
+from headrace.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.engine.outputs import CompletionOutput, Piece, RequestOutput
+    from headrace.llm import LLM
+
+FAILED = 1
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value OpenAI's servers show for it
+NOT_FAILED = ("stop", "length")
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """Times of one run on the host, in seconds, and the tokens made."""
+
+    started: float
+    first_token: float | None = None
+    ended: float = 0.0
+    tokens: int = 0
+
+    def count(self, tokens: int) -> None:
+        self.ended = time.perf_counter()
+        if tokens and self.first_token is None:
+            self.first_token = self.ended
+        self.tokens += tokens
+
+
+def run(arguments: argparse.Namespace) -> int:
+    given = given_fields(arguments, SamplingParams)
+    SamplingParams(**given)  # out-of-range values show before the model loads
+    prompts = read_prompts(arguments)
+    with start(arguments) as llm:
+        params = replace(llm.get_default_sampling_params(), **given)
+        clock = Clock(started=time.perf_counter())
+        if len(prompts) == 1 and params.n == 1 and not arguments.json:
+            failed = _stream(llm, prompts[0], params, chat=arguments.chat, clock=clock)
+        else:
+            failed = _batch(llm, prompts, params, arguments, clock)
+        if arguments.stats:
+            print(_statistics(llm, clock), file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
+    """Prompts of the arguments, of a file, or standard input as one prompt.
+
+    Raises:
+        ConfigError: none is given, several sources are, or the file cannot be read.
+    """
+    file = arguments.prompt_file
+    named: list[Prompt] = [*(arguments.prompt or ()), *(arguments.prompt_ids or ())]
+    if named and file:
+        raise ConfigError("Prompts given on the command line and in a file", remedy="Give one")
+    if file:
+        return list(_lines(file))
+    if named:
+        return named
+    if sys.stdin.isatty():
+        raise ConfigError(
+            "No prompt given", remedy="Use -p TEXT, --prompt-file FILE, or standard input"
+        )
+    text = sys.stdin.read().removesuffix("\n")
+    if not text:
+        raise ConfigError("The prompt on standard input is empty", remedy="Send some text")
+    return [text]
+
+
+def _lines(file: str) -> Iterator[str]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The prompt file {file} cannot be read", why=str(error)) from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ConfigError(f"The prompt file {file} is empty", remedy="Write one prompt per line")
+    yield from lines
+
+
+def _stream(
+    llm: "LLM", prompt: Prompt, params: SamplingParams, *, chat: bool, clock: Clock
+) -> bool:
+    pieces: Iterator[Piece]
+    pieces = llm.stream_chat([_user(prompt)], params) if chat else llm.stream(prompt, params)
+    last: Piece | None = None
+    for last in pieces:
+        clock.count(len(last.token_ids))
+        print(last.text, end="", flush=True)
+    print()
+    if last is None or last.finish_reason in NOT_FAILED:
+        return False
+    print(f"headrace: {last.finish_reason}: {last.message}", file=sys.stderr)
+    return True
+
+
+def _user(prompt: Prompt) -> dict[str, str]:
+    if not isinstance(prompt, str):
+        raise ConfigError("--chat needs text", why="a chat template is written around text")
+    return {"role": "user", "content": prompt}
+
+
+def _batch(
+    llm: "LLM",
+    prompts: list[Prompt],
+    params: SamplingParams,
+    arguments: argparse.Namespace,
+    clock: Clock,
+) -> bool:
+    bar = sys.stderr.isatty()
+    if arguments.chat:
+        results = llm.chat([[_user(prompt)] for prompt in prompts], params, use_tqdm=bar)
+    else:
+        results = llm.generate(prompts, params, use_tqdm=bar)
+    clock.count(sum(len(output.token_ids) for result in results for output in result.outputs))
+    failed = False
+    for number, result in enumerate(results):
+        for output in result.outputs:
+            failed |= output.finish_reason not in NOT_FAILED
+            if arguments.json:
+                line = output_dict(number, result, output)
+                print(json.dumps(line, ensure_ascii=False, allow_nan=False))
+            else:
+                print(f"--- prompt {number}, output {output.index} ({output.finish_reason})")
+                print(output.text or output.message)
+    return failed
+
+
+def output_dict(number: int, result: "RequestOutput", output: "CompletionOutput") -> dict[str, Any]:
+    """One output as plain types; -inf is shown as -9999."""
+    prompt_logprobs = result.prompt_logprobs
+    return {
+        "prompt_index": number,
+        "index": output.index,
+        "prompt": result.prompt,
+        "prompt_token_ids": list(result.prompt_token_ids),
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "message": output.message,
+        "logprobs": None if output.logprobs is None else [_top(each) for each in output.logprobs],
+        "prompt_logprobs": None
+        if prompt_logprobs is None
+        else [None if each is None else _top(each) for each in prompt_logprobs],
+        "cached_tokens": result.cached_tokens,
+        "paths": [list(run) for run in output.paths],
+    }
+
+
+def _top(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token_id": token_id,
+            "token": entry.decoded_token,
+            "logprob": max(entry.logprob, LOWEST_LOGPROB),
+            "rank": entry.rank,
+        }
+        for token_id, entry in entries.items()
+    ]
+
+
+def _statistics(llm: "LLM", clock: Clock) -> str:
+    seconds = max(clock.ended - clock.started, 1e-9)
+    parts = [f"{clock.tokens} tokens in {seconds:.2f} s, {clock.tokens / seconds:.1f} tokens/s"]
+    if clock.first_token is not None and clock.first_token < clock.ended:
+        parts.append(f"first token after {clock.first_token - clock.started:.2f} s")
+    taken = [
+        f"{entry['path']} x {entry['steps']}" for entry in llm.stats()["paths"] if entry["steps"]
+    ]
+    parts.append(f"paths: {', '.join(dict.fromkeys(taken)) or 'none'}")
+    return "; ".join(parts)
