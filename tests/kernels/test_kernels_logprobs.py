@@ -89,6 +89,19 @@ def test_rank_and_place_in_the_top_list_agree() -> None:
         assert token_logprobs(logits, ids[:, place], 0)[1].tolist() == [place + 1] * 2
 
 
+def test_ranks_of_many_named_tokens_are_those_of_few() -> None:
+    logits = random_logits(3, 700).round(decimals=1)
+    chosen = torch.tensor([5, 6, 7])
+    named = torch.arange(700).expand(3, -1)
+    _, rank, _, top_ids, _, many = token_logprobs(logits, chosen, 700, named)
+    assert many is not None
+    assert torch.equal(many.gather(1, top_ids), torch.arange(1, 701).expand(3, -1))
+    assert torch.equal(rank, token_logprobs(logits, chosen, 0)[1])
+    few = token_logprobs(logits, chosen, 0, named[:, 40:60])[5]
+    assert few is not None
+    assert torch.equal(many[:, 40:60], few)
+
+
 def test_forbidden_tokens_have_minus_infinity_and_come_last() -> None:
     logits = torch.tensor([[-INF, 0.0, -INF, 0.0]])
     values, rank, top_values, top_ids, *_ = token_logprobs(logits, torch.tensor([2]), 4)

@@ -7,6 +7,8 @@ from headrace.kernels.mass import log_mass, token_mass
 from headrace.kernels.ordering import largest, order_keys
 from headrace.kernels.row_selection import rows_at_a_time
 
+_PASSES = 32  # this many passes over a row cost about one sort of it
+
 LogprobTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
@@ -61,13 +63,21 @@ def _logprobs_of(
     wanted = chosen[:, None] if token_ids is None else torch.cat([chosen[:, None], token_ids], 1)
     wanted = wanted.clamp(min=0)  # [S, 1 + M]
     wanted_keys = keys.gather(-1, wanted)
-    ranks = torch.stack([1 + (keys > key[:, None]).sum(-1) for key in wanted_keys.unbind(1)], 1)
+    ranks = _ranks(keys, wanted_keys)
     values = _subtract(logits.gather(-1, wanted), peak, normaliser)
     top_values, top_ids = largest(logits, top, keys)
     top_values = _subtract(top_values, peak, normaliser)
     if token_ids is None:
         return values[:, 0], ranks[:, 0], top_values, top_ids, None, None
     return values[:, 0], ranks[:, 0], top_values, top_ids, values[:, 1:], ranks[:, 1:]
+
+
+def _ranks(keys: Tensor, wanted: Tensor) -> Tensor:
+    """1 + keys [S, V] larger than each of `wanted` [S, W]: one pass each, or a sort when many."""
+    if wanted.shape[1] <= _PASSES:
+        return torch.stack([1 + (keys > key[:, None]).sum(-1) for key in wanted.unbind(1)], 1)
+    ascending = keys.sort(dim=-1).values
+    return keys.shape[-1] + 1 - torch.searchsorted(ascending, wanted.contiguous(), right=True)
 
 
 def _subtract(values: Tensor, peak: Tensor, normaliser: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
 """How tokens are chosen for one request. Names follow vLLM; validated when made."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral, Real
 
 from headrace.base.errors import RequestError
 
 MAX_LOGPROBS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOP_IDS = 64
+MAX_NEW_TOKENS = 2**30  # a prompt and so many tokens still count in 32 bits
+_MAX_INT32 = 2**31 - 1
 _INT64 = 2**63
 
 
@@ -71,24 +72,25 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, None)
-        _number("min_p", self.min_p, 0.0, 1.0)
+            self._set_integer("max_tokens", 1, MAX_NEW_TOKENS)
+        self._set_integer(
+            "min_tokens", 0, MAX_NEW_TOKENS if self.max_tokens is None else self.max_tokens
+        )
+        self._set_number("temperature", 0.0, 100.0)
+        self._set_number("top_p", 0.0, 1.0, open_low=True)
+        self._set_integer("top_k", -1, _MAX_INT32)
+        self._set_number("min_p", 0.0, 1.0)
         if self.seed is not None:
-            _integer("seed", self.seed, -_INT64, _INT64 - 1)
-        _integer("n", self.n, 1, MAX_SEQUENCES)
+            self._set_integer("seed", -_INT64, _INT64 - 1)
+        self._set_integer("n", 1, MAX_SEQUENCES)
         for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+            self._set_number(name, -2.0, 2.0)
+        self._set_number("repetition_penalty", 0.01, 100.0)  # smaller ones overflow float32
         self._normalise_stops()
         self._normalise_ids()
         for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
+            if getattr(self, name) is not None:
+                self._set_integer(name, 0, MAX_LOGPROBS)
         if self.logprobs_mode not in ("raw", "processed"):
             raise _bad("logprobs_mode", self.logprobs_mode, "raw or processed")
         for name in (
@@ -152,45 +154,63 @@ class SamplingParams:
             if value is None:
                 self._set(name, None if name == "allowed_token_ids" else ())
                 continue
-            if isinstance(value, str) or not isinstance(value, Iterable):
+            if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
                 raise _bad(name, value, "a list of token ids")
-            ids = tuple(value)
-            for token in ids:
-                _integer(name, token, 0, None)
-            self._set(name, ids)
+            self._set(name, tuple(_integer(name, token, 0, _MAX_INT32) for token in value))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _bad("allowed_token_ids", self.allowed_token_ids, "at least one token id")
-        if len(self.stop_token_ids) > MAX_STOP_IDS:
-            raise _bad("stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
+        for name, most in (("stop_token_ids", MAX_STOP_IDS), ("logprob_token_ids", MAX_LOGPROBS)):
+            if len(getattr(self, name)) > most:
+                raise _bad(name, getattr(self, name), f"at most {most} ids")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise _bad("logit_bias", self.logit_bias, "a mapping of token id to number")
-            for token, value in self.logit_bias.items():
-                _integer("logit_bias", token, 0, None)
-                _number("logit_bias", value, -1e6, 1e6)
-            self._set("logit_bias", dict(self.logit_bias))
+            bias = {
+                _integer("logit_bias", token, 0, _MAX_INT32): _number(
+                    "logit_bias", value, -1e6, 1e6
+                )
+                for token, value in self.logit_bias.items()
+            }
+            self._set("logit_bias", bias)
+
+    def _set_integer(self, name: str, low: int, high: int) -> None:
+        self._set(name, _integer(name, getattr(self, name), low, high))
+
+    def _set_number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        self._set(name, _number(name, getattr(self, name), low, high, open_low=open_low))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # normalising a frozen field, once, while it is made
 
 
 def _bad(name: str, value: object, allowed: str) -> RequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        shown = f"a {type(value).__name__} too long to print"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return RequestError(f"{name} is {shown}", remedy=f"Allowed: {allowed}")
 
 
-def _integer(name: str, value: Any, low: int, high: int | None) -> None:
-    allowed = f"whole numbers of at least {low}" if high is None else f"integers in [{low}, {high}]"
-    if not isinstance(value, int) or isinstance(value, bool):
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    """`value` as an int. Integers of other libraries count; True and False do not."""
+    allowed = f"integers in [{low}, {high}]"
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise _bad(name, value, allowed)
-    if value < low or (high is not None and value > high) or value >= _INT64:
+    if not low <= int(value) <= high:
         raise _bad(name, value, allowed)
+    return int(value)
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+    """`value` as a float. NaN and integers beyond the floats fail like any number out of range."""
     allowed = f"numbers in {'(' if open_low else '['}{low:g}, {high:g}]"
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise _bad(name, value, allowed)
-    if value > high or value < low or (open_low and value == low):
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _bad(name, value, allowed) from None
+    if not low <= number <= high or (open_low and number == low):
         raise _bad(name, value, allowed)
+    return number
