@@ -179,7 +179,6 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters since the start and the state of memory now."""
         keeper, selector = self.scheduler.keeper, self.worker.runner.selector
-        cache = keeper.cache.statistics
         return {
             **self.scheduler.counts,
             "running": len(self.scheduler.chooser.running),
@@ -188,8 +187,9 @@ class Engine:
             "pages_free": keeper.allocator.available,
             "pages_cached": keeper.cache.held_pages,
             "page_size": keeper.page_size,
-            "cache_queried_tokens": cache.queried_tokens,
-            "cache_hit_tokens": cache.hit_tokens,
+            "prompt_tokens_queried": keeper.queried_tokens,
+            "prompt_tokens_cached": keeper.hit_tokens,
+            "retractions": self.scheduler.chooser.retractions,
             "paths": [
                 {"path": path, "refused": refused, "steps": steps}
                 for (path, refused), steps in selector.counts.items()

@@ -32,26 +32,18 @@ def process_logits(model: HasHead, hidden: Tensor, batch: ForwardBatch) -> Logit
     Args:
         hidden: [T, H], after the last norm.
 
-    Returns: logits [S, V] float32 in the order of `batch.sampling`; without one (warm-up, idle) a
-        row for every sequence, so that the head runs there too.
+    Returns: logits [S, V] float32 in the order of `batch.sampling`, [0, V] without one (a step of
+        prompt chunks that end no prompt): the head is read only when somebody samples.
     """
-    logits = model.compute_logits(hidden.index_select(0, _sampling_tokens(batch, hidden)))
+    info = batch.sampling
+    logits = model.compute_logits(
+        hidden[:0] if info is None else hidden.index_select(0, info.token_index)
+    )
     request = batch.side.prompt_logprobs
     return LogitsProcessorOutput(
         next_token_logits=logits,
         prompt_logprobs=None if request is None else _prompt_logprobs(model, hidden, request),
     )
-
-
-def _sampling_tokens(batch: ForwardBatch, hidden: Tensor) -> Tensor:
-    """[S] int64, places among the T tokens whose logits choose the next token."""
-    chosen = None if batch.sampling is None else batch.sampling.sequence_index
-    if batch.extend_start is None or batch.extend_lens is None:  # one token a sequence
-        if chosen is not None:
-            return chosen
-        return torch.arange(batch.num_sequences, device=hidden.device)
-    last = (batch.extend_start + batch.extend_lens - 1).to(torch.int64)  # [B]
-    return last if chosen is None else last.index_select(0, chosen)
 
 
 def _prompt_logprobs(

@@ -40,6 +40,7 @@ class Chooser:
         self.keeper, self.limits = keeper, limits
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
+        self.retractions = 0
         self.admitted: list[
             Sequence
         ] = []  # of the step being chosen: their rows need their columns
@@ -70,6 +71,7 @@ class Chooser:
         assert sequence.state is State.RUNNING, "only running sequences are retracted"
         sequence.state = State.RETRACTING
         sequence.retractions += 1
+        self.retractions += 1
         self.settle(sequence)
 
     def settle(self, sequence: Sequence) -> None:
@@ -125,8 +127,6 @@ class Chooser:
         sequence.state = State.RUNNING
         if sequence.wants_prompt_logprobs:
             sequence.prompt_entries = [None]
-        if not sequence.retractions:
-            sequence.cached_tokens = sequence.length_bound
         self.running.append(sequence)
         self.admitted.append(sequence)
         return True

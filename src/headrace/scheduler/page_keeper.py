@@ -32,6 +32,7 @@ class PageKeeper:
         self.allocator = PageAllocator(num_pages)
         self.cache = RadixCache(page_size, self.allocator)
         self.weights_version = 0
+        self.queried_tokens = self.hit_tokens = 0  # of prompts when they are first admitted
 
     @property
     def capacity_tokens(self) -> int:
@@ -49,6 +50,7 @@ class PageKeeper:
         """
         if not self.rows.available_rows:
             return False
+        # Locking the prefix takes its pages out of what can be evicted, so ask after the lock.
         match = self.cache.match(self._key(sequence), sequence.tokens[: _matchable(sequence)])
         self.cache.lock(match.node)
         needed = self._pages_for(len(sequence.tokens)) - len(match.pages)
@@ -63,6 +65,10 @@ class PageKeeper:
         sequence.owned = set(fresh)
         sequence.length_bound = sequence.computed = match.num_tokens
         self.rows.stage(row, 0, sequence.pages)
+        if not sequence.retractions:
+            sequence.cached_tokens = match.num_tokens
+            self.queried_tokens += len(sequence.tokens)
+            self.hit_tokens += match.num_tokens
         return True
 
     def grow(self, sequence: Sequence, length: int) -> bool:

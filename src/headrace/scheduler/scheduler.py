@@ -119,10 +119,10 @@ class Scheduler:
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
         """End what is left of a request; False when nothing of it is left."""
-        group = self._groups.get(request_id, ())
-        for sequence in tuple(group):
+        left = tuple(self._groups.get(request_id, ()))
+        for sequence in left:
             self._finish(sequence, Finished("abort", message=message))
-        return bool(group)
+        return bool(left)
 
     # ---- the loop
 
