@@ -15,10 +15,11 @@ from tokenizers.models import BPE
 from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.config.tokenizer_source import GgufVocabulary
 from headrace.text.fast_backend import surround
+from headrace.text.merges import merges_from_scores
 from headrace.text.pieces import METASPACE
 from headrace.text.pre_tokenizers import pre_tokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 
 
 def gguf_tokenizer(vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
@@ -136,7 +137,7 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(
         BPE(
             vocab=ids,
-            merges=_merges_from_scores(tokens, ids, vocabulary),
+            merges=merges_from_scores(tokens, _best_first(vocabulary)),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=has_bytes,
@@ -152,31 +153,17 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _merges_from_scores(
-    tokens: list[str], ids: dict[str, int], vocabulary: GgufVocabulary
-) -> list[tuple[str, str]]:
-    """The pairs a list of scored pieces implies, best first.
+def _best_first(vocabulary: GgufVocabulary) -> list[int]:
+    """Ids of the pieces that text can become, by score.
 
-    Sentencepiece joins the neighbours whose union has the best score; so every way to cut a piece
-    into two pieces is a merge, ranked by the score of the whole. User-defined pieces are cut out of
-    the text before anything is merged, hence rank before all others, in order of id. Control,
-    unknown and byte tokens are never made from text. Pairs of one piece stand in the order
-    transformers gives them, the longer left part first.
+    User-defined pieces are cut out of the text before anything is merged, hence rank before all
+    others, in order of id. Control, unknown and byte tokens are never made from text.
     """
     scores, kinds = vocabulary.scores, vocabulary.token_types
-    reserved = (_CONTROL, _UNKNOWN, _BYTE)
-    usable = {token: i for token, i in ids.items() if kinds[i] not in reserved}
-    order = sorted(
-        usable.values(), key=lambda i: (0, i) if kinds[i] == _USER_DEFINED else (1, -scores[i])
-    )
-    merges = []
-    for token_id in order:
-        piece = tokens[token_id]
-        for cut in range(len(piece) - 1, 0, -1):
-            left = piece[:cut]
-            if left in usable and (right := piece[cut:]) in usable:
-                merges.append((left, right))
-    return merges
+    user_defined = [i for i, kind in enumerate(kinds) if kind == _USER_DEFINED]
+    reserved = (_CONTROL, _UNKNOWN, _USER_DEFINED, _BYTE)
+    scored = [i for i, kind in enumerate(kinds) if kind not in reserved]
+    return user_defined + sorted(scored, key=scores.__getitem__, reverse=True)
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: GgufVocabulary) -> None:
