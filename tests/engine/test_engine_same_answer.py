@@ -73,7 +73,7 @@ class Comparison:
             self.compared += 1
             token, expected = got.token_ids[place], want.token_ids[place]
             if token != expected:
-                ranked = sorted((entry.logprob for entry in want.logprobs[place].values()))
+                ranked = sorted(entry.logprob for entry in want.logprobs[place].values())
                 assert len(ranked) > 1, f"token {place}: {token} instead of {expected}"
                 assert ranked[-1] - ranked[-2] <= 2 * TOLERANCE, f"token {place} differs"
                 self.excused += 1
