@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need the triton package")
 
 SHARED_LIMIT = {90: 227 * 1024, 89: 99 * 1024}  # bytes a block may have
 
-BRAIN_GROUP = "32,8,128,128,64,bfloat16,plain"
+BRAIN_GROUP = "32,8,128,128,64,bfloat16,all"
 FLOAT_TRAITS = "6,2,80,64,1,float32,all"
 HALF_WIDE = "8,1,256,256,16,float16,all"
 FLOAT_WIDE = "8,1,256,256,128,float32,plain"
@@ -22,8 +22,8 @@ FLOAT_WIDE = "8,1,256,256,128,float32,plain"
 @pytest.mark.parametrize(
     ("capability", "shapes"),
     [
-        (90, [BRAIN_GROUP, FLOAT_TRAITS]),
-        pytest.param(90, [HALF_WIDE, FLOAT_WIDE], marks=pytest.mark.slow),
+        (90, [BRAIN_GROUP]),
+        pytest.param(90, [FLOAT_TRAITS, HALF_WIDE, FLOAT_WIDE], marks=pytest.mark.slow),
         pytest.param(89, [BRAIN_GROUP, HALF_WIDE, FLOAT_WIDE], marks=pytest.mark.slow),
     ],
 )

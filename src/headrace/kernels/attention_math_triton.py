@@ -32,6 +32,22 @@ def dot(a, b, sums):
 
 
 @triton.jit
+def locate(table, block, live, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Pages, and places in them, of the positions `block` to `block + BLOCK`.
+
+    `block` is a multiple of BLOCK and one of its positions is live: where a page holds whole
+    blocks, one look-up serves all of them.
+    """
+    within = tl.arange(0, BLOCK)
+    if PAGE >= BLOCK:
+        pages, places = tl.load(table + block // PAGE), block % PAGE + within
+    else:
+        position = block + within
+        pages, places = tl.load(table + position // PAGE, mask=live, other=0), position % PAGE
+    return pages, places
+
+
+@triton.jit
 def load_rows(
     cache,
     pages,
@@ -52,11 +68,14 @@ def load_rows(
 @triton.jit
 def base2_logits(q, k, scale, soft_cap):
     """[M, BLOCK] float32 logits times log2(e) of q [M, DIM_PAD] and k [BLOCK, DIM_PAD]."""
-    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
-    if soft_cap is not None:
+    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
+    if soft_cap is None:
+        logits *= scale * LOG2_E
+    else:
         # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
-        logits = soft_cap * (1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E / soft_cap)) + 1.0))
-    return logits * LOG2_E
+        doubled = logits * (2.0 * LOG2_E * scale / soft_cap)
+        logits = (soft_cap * LOG2_E) * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
+    return logits
 
 
 @triton.jit

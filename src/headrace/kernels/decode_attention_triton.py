@@ -24,6 +24,7 @@ from headrace.kernels.attention_math_triton import (
     check_arguments,
     divide,
     load_rows,
+    locate,
     padded,
     softmax_step,
 )
@@ -114,7 +115,7 @@ def paged_decode(
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
         num_warps=4,
-        num_stages=3,
+        num_stages=2,  # more stages take shared memory from the neighbours, and gain nothing
     )
     if parts is not None:
         _combine_kernel[(batch, heads)](
@@ -181,7 +182,7 @@ def _decode_kernel(
     first = 0
     if window is not None:
         first = tl.maximum(end - window, 0)
-    aligned = first // BLOCK * BLOCK  # a block that is no larger than a page stays in one page
+    aligned = first // BLOCK * BLOCK
     run = tl.cdiv(tl.cdiv(end - aligned, splits), BLOCK) * BLOCK
     start = aligned + split * run
     stop = tl.minimum(start + run, end)
@@ -202,11 +203,9 @@ def _decode_kernel(
     for block in range(start, stop, BLOCK):
         position = block + tl.arange(0, BLOCK)
         live = (position >= first) & (position < stop)
-        pages = tl.load(table + position // PAGE, mask=live, other=0)
-        k = load_rows(keys, pages, position % PAGE, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
-        v = load_rows(
-            vals, pages, position % PAGE, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
-        )
+        pages, places = locate(table, block, live, PAGE, BLOCK)
+        k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
+        v = load_rows(vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD)
         logits = base2_logits(query, k, scale, soft_cap)
         logits = tl.where(live[None, :], logits, float("-inf"))
         top, total, values = softmax_step(logits, v, top, total, values)

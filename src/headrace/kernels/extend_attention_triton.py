@@ -23,6 +23,7 @@ from headrace.kernels.attention_math_triton import (
     check_arguments,
     divide,
     load_rows,
+    locate,
     padded,
     softmax_step,
 )
@@ -97,6 +98,55 @@ def paged_extend(
     return out
 
 
+@triton.jit
+def _visit(
+    start,
+    end,
+    first,
+    stop,
+    query,
+    place,
+    keys,
+    vals,
+    table,
+    scale,
+    soft_cap,
+    window,
+    top,
+    total,
+    values,
+    MASKED: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+):
+    """Takes the blocks from `start` to `end` into the running softmax of a tile.
+
+    Unless MASKED every query of the tile sees every key of them.
+    """
+    for block in range(start, end, BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        live = tl.full([BLOCK], True, tl.int1)
+        if MASKED:
+            live = (position >= first) & (position < stop)
+        pages, places = locate(table, block, live, PAGE, BLOCK)
+        k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
+        v = load_rows(vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD)
+        logits = base2_logits(query, k, scale, soft_cap)
+        if MASKED:
+            sees = live[None, :] & (position[None, :] <= place[:, None])
+            if window is not None:
+                sees = sees & (position[None, :] > place[:, None] - window)
+            logits = tl.where(sees, logits, float("-inf"))
+        top, total, values = softmax_step(logits, v, top, total, values)
+    return top, total, values
+
+
 @triton.jit(
     do_not_specialize=["window", "table_stride"],
     do_not_specialize_on_alignment=[
@@ -159,28 +209,38 @@ def _extend_kernel(
     query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [ROWS, DIM_PAD]
 
     place = prefix + index  # position of each query
-    first, stop = 0, prefix + last  # keys that some query of the tile sees
+    # Keys that some query of the tile sees: first to stop. Keys that all of them see, in whole
+    # blocks: whole to partial; there nothing is masked.
+    first, stop = 0, prefix + last
+    whole = 0
     if window is not None:
         first = tl.maximum(prefix + begin - window + 1, 0)
-    table = page_table + sequence.to(tl.int64) * table_stride
+        whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK) * BLOCK
+    partial = tl.maximum((prefix + begin + 1) // BLOCK * BLOCK, whole)
+
     keys = k_cache + kv_head * K_STRIDES[2]
     vals = v_cache + kv_head * V_STRIDES[2]
+    table = page_table + sequence.to(tl.int64) * table_stride
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, VALUE_PAD], tl.float32)
-    for block in range(first // BLOCK * BLOCK, stop, BLOCK):
-        position = block + tl.arange(0, BLOCK)
-        live = (position >= first) & (position < stop)
-        pages = tl.load(table + position // PAGE, mask=live, other=0)
-        k = load_rows(keys, pages, position % PAGE, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
-        v = load_rows(
-            vals, pages, position % PAGE, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
-        )
-        sees = live[None, :] & (position[None, :] <= place[:, None])
-        if window is not None:
-            sees = sees & (position[None, :] > place[:, None] - window)
-        logits = tl.where(sees, base2_logits(query, k, scale, soft_cap), float("-inf"))
-        top, total, values = softmax_step(logits, v, top, total, values)
+    if window is not None:
+        edge = first // BLOCK * BLOCK
+        top, total, values = _visit(
+            edge, whole, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+            top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
+            K_STRIDES, V_STRIDES,
+        )  # fmt: skip
+    top, total, values = _visit(
+        whole, partial, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+        top, total, values, False, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
+        K_STRIDES, V_STRIDES,
+    )  # fmt: skip
+    top, total, values = _visit(
+        partial, stop, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+        top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
+        K_STRIDES, V_STRIDES,
+    )  # fmt: skip
 
     if sinks is not None:
         sink = tl.load(sinks + head)
