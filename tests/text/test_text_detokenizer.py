@@ -117,10 +117,20 @@ def word_tokenizer():
     return tokenizer_of(backend)
 
 
+def metaspace_tokenizer():
+    """Drops the space of the first token only, so what is first matters."""
+    words = ["\u2581the", "\u2581cat", "s", "\u2581", "."]
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=".")
+    )
+    backend.decoder = decoders.Metaspace()
+    return tokenizer_of(backend)
+
+
+@pytest.mark.parametrize("words", [word_tokenizer(), metaspace_tokenizer()])
 @settings(max_examples=50)
 @given(ids=st.lists(st.integers(0, 7), max_size=12), cut=st.integers(0, 12))
-def test_an_unknown_decoder_streams_by_windows(ids, cut):
-    words = word_tokenizer()
+def test_an_unknown_decoder_streams_by_windows(words, ids, cut):
     assert words.pieces is None
     assert "".join(streamed(words, ids)) == words.decode(ids)
     known = [i for i in ids if i < words.vocab_size]

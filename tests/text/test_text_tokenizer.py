@@ -71,7 +71,7 @@ def test_tokens_only_the_settings_name_are_added(tmp_path):
     settings = {
         "added_tokens_decoder": {
             "386": {"content": "<call>", "special": False, "normalized": False},
-            "385": {"content": "<|end|>", "special": True, "normalized": False},
+            "385": {"content": "<|end|>", "special": True, "normalized": False, "lstrip": True},
             "0": {"content": "<s>", "special": True},
         },
         "eos_token": "<|end|>",
@@ -79,9 +79,17 @@ def test_tokens_only_the_settings_name_are_added(tmp_path):
     }
     tokenizer = from_json(tmp_path, settings)
     assert tokenizer.encode("<|end|><call><more>") == [385, 386, 387]
+    assert tokenizer.encode("  <|end|>") == [385]  # lstrip, as declared
     assert tokenizer.special_ids == {0, 1, 385, 387}
     assert tokenizer.eos_token_ids == {385}
     assert tokenizer.vocab_size == 388
+
+
+def test_a_visible_token_that_the_settings_name_becomes_special(tmp_path):
+    assert from_json(tmp_path).decode([384]) == "<think>"
+    tokenizer = from_json(tmp_path, {"extra_special_tokens": {"think_token": "<think>"}})
+    assert tokenizer.encode("<think>") == [384]
+    assert tokenizer.decode([384]) == ""
 
 
 def test_truncation_and_padding_of_a_file_are_switched_off(tmp_path):

@@ -57,14 +57,15 @@ def apply_settings(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any])
     Tokens named there and unknown to the tokenizer are added; `add_bos_token` or `add_eos_token`,
     where one is named, decide what surrounds a text instead of the file's own post-processor.
     """
-    present = {str(token.content) for token in tokenizer.get_added_tokens_decoder().values()}
+    added = _added(tokenizer)
     declared = settings.get("added_tokens_decoder") or {}
-    ordered = sorted(declared.items(), key=lambda item: int(item[0]))
-    missing = [_added_token(token) for _, token in ordered if token["content"] not in present]
-    tokenizer.add_tokens(missing)
-    present.update(str(token.content) for token in missing)
+    ordered = [token for _, token in sorted(declared.items(), key=lambda item: int(item[0]))]
+    tokenizer.add_tokens(
+        [_added_token(token) for token in ordered if token["content"] not in added]
+    )
+    added = _added(tokenizer)
     named = [*special_tokens(settings).values(), *_extra_special_tokens(settings)]
-    tokenizer.add_special_tokens([token for token in named if token not in present])
+    tokenizer.add_special_tokens([token for token in named if not added.get(token, False)])
     if "add_bos_token" in settings or "add_eos_token" in settings:
         names = special_tokens(settings)
         surround(
@@ -89,6 +90,12 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: _content(settings[name]) for name in SPECIAL_NAMES if settings.get(name) is not None
     }
+
+
+def _added(tokenizer: tokenizers.Tokenizer) -> dict[str, bool]:
+    """Text of each added token -> whether it is special."""
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    return {token.content: token.special for token in tokens}
 
 
 def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
