@@ -314,6 +314,14 @@ def test_missing_embedding_and_wrong_rows(tmp_path):
         checkpoint.read("model.layers.0.self_attn.q_proj.bias")
 
 
+def test_a_packed_bias_cannot_be_reordered(tmp_path):
+    weights = random_weights(bias=True)
+    name = "model.layers.0.self_attn.q_proj.bias"
+    checkpoint, _ = make(tmp_path, weights=weights, dtypes={name: "Q8_0"})
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias is one row of Q8_0"):
+        checkpoint.read(name)
+
+
 def test_tokenizer_source(tmp_path):
     checkpoint, _ = make(tmp_path)
     source = checkpoint.tokenizer_source

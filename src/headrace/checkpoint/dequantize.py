@@ -19,8 +19,10 @@ from headrace.checkpoint.gguf_types import GgmlType
 
 Bytes = npt.NDArray[np.uint8]
 
-# Elements of one working set: 128 Ki floats are 512 KiB, which fits a core's second-level cache.
-_ELEMENTS_AT_ONCE = 1 << 17
+# Elements of one working set: fits a core's second-level cache, and one below the size at which
+# torch spreads an operation over threads. Thousands of tiny operations that each wait for a second
+# thread take a hundred times as long on a busy machine; whoever wants two cores reads two tensors.
+_ELEMENTS_AT_ONCE = 32767
 _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headrace.base.errors import CheckpointError
-from headrace.checkpoint.dequantize import dequantize
+from headrace.checkpoint.dequantize import Bytes, dequantize
 from headrace.checkpoint.gguf_config import gguf_architecture, gguf_config
 from headrace.checkpoint.gguf_file import GgufFile, GgufTensor
 from headrace.checkpoint.gguf_names import hugging_face_name
@@ -61,27 +61,40 @@ class GgufCheckpoint:
     def read(self, name: str) -> torch.Tensor:
         source = self._sources[name]
         raw = self._file.raw(source)
+        heads = self._interleaved_heads(name)
+        if heads:
+            raw = self._halves_apart(name, source, raw, heads)
         if source.kind.name in _PLAIN:
             tensor = torch.from_numpy(raw.copy()).view(_PLAIN[source.kind.name])
         else:
             tensor = dequantize(raw, source.kind)
-        return self._undo_conversion(name, tensor.reshape(source.shape))
-
-    def _undo_conversion(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.reshape(source.shape)
         if self._architecture == "gemma3" and name.endswith("norm.weight"):
             return tensor.float() - 1.0  # stored as the factor 1 + w
-        if self._architecture == "llama" and ".self_attn.q_proj." in name:
-            return self._halves_apart(name, tensor, self.config["num_attention_heads"])
-        if self._architecture == "llama" and ".self_attn.k_proj." in name:
-            return self._halves_apart(name, tensor, self.config["num_key_value_heads"])
         return tensor
 
-    def _halves_apart(self, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-        """Llama files interleave the two rope halves of a head's rows; put them apart again."""
-        rows = tensor.shape[0]
+    def _interleaved_heads(self, name: str) -> int:
+        """Heads of a tensor whose rows the converter reordered (q and k of llama files), or 0."""
+        if self._architecture == "llama" and ".self_attn.q_proj." in name:
+            return int(self.config["num_attention_heads"])
+        if self._architecture == "llama" and ".self_attn.k_proj." in name:
+            return int(self.config["num_key_value_heads"])
+        return 0
+
+    def _halves_apart(self, name: str, source: GgufTensor, raw: Bytes, heads: int) -> Bytes:
+        """Llama files interleave the two rope halves of a head's rows; put them apart again.
+
+        Done on the packed rows, which are whole blocks: there are fewer bytes to move.
+        """
+        rows = source.shape[0]
         if rows % (2 * heads):
             raise CheckpointError(
                 f"{self.path}: tensor {name} has {rows} rows", why=f"The model has {heads} heads"
             )
-        pairs = tensor.reshape(heads, rows // (2 * heads), 2, -1)  # [N, D / 2, 2, H]
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+        if len(source.shape) == 1 and source.kind.block_elements > 1:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is one row of {source.kind.name}",
+                why="Its elements must be reordered, which packed blocks do not allow",
+            )
+        pairs = raw.reshape(heads, rows // (2 * heads), 2, -1)  # [N, D / 2, 2, bytes of a row]
+        return pairs.swapaxes(1, 2).reshape(raw.shape)
