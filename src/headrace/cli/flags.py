@@ -119,3 +119,8 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """1,16: numbers of at least 1."""
+    return tuple(positive(part) for part in text.split(","))

@@ -14,7 +14,7 @@ from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
 from headrace.cli.engine_flags import add_engine_flags
-from headrace.cli.flags import integers, positive, with_dashes
+from headrace.cli.flags import integers, positive, positives, with_dashes
 from headrace.cli.sampling_flags import add_sampling_flags
 from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
@@ -133,11 +133,18 @@ def _bench(verbs: Verbs) -> None:
     parser = _verb(kinds, "offline", "many prompts at once, no server", "bench:offline")
     _model(parser)
     load = parser.add_argument_group("load")
+    load.add_argument(
+        "--num-prompts",
+        type=positives,
+        default=(16,),
+        metavar="N,N,...",
+        help="prompts of random token ids; a run for each number",
+    )
     for name, default, meaning in (
-        ("num-prompts", 16, "prompts of random token ids"),
         ("input-len", 128, "tokens of a prompt, the shared prefix included"),
         ("output-len", 128, "tokens made for each prompt"),
         ("batch", None, "prompts handed over at a time; all by default"),
+        ("first-token-len", None, "time one prompt of so many tokens to its first token, too"),
         ("repeats", 3, "runs; medians are shown"),
     ):
         load.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=meaning)
