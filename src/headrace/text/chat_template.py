@@ -70,7 +70,7 @@ class ChatTemplate:
             raise RequestError(
                 "this model has no default chat template",
                 why=f"It names: {', '.join(sorted(self._templates))}",
-                remedy="Name a folder with a chat_template.jinja as the tokenizer (option tokenizer)",
+                remedy="Name a checkpoint with a chat_template.jinja as the tokenizer",
             )
         return self._templates[name]
 
@@ -134,7 +134,7 @@ def _guarded(action: Callable[[], Result]) -> Result:
         raise RequestError(
             "the chat template cannot render these messages",
             why=reason,
-            remedy="Check roles, their order and the content, or take a model with another template",
+            remedy="Check roles, their order and the content",
         ) from error
 
 

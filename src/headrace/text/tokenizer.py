@@ -120,7 +120,7 @@ class Tokenizer:
             raise RequestError(
                 "this model has no chat template",
                 why="Neither its tokenizer nor its file brings one, as usual for base models",
-                remedy="Use completion with a plain prompt, or name a folder with a "
+                remedy="Use completion with a plain prompt, or name a checkpoint with a "
                 "chat_template.jinja as the tokenizer (option tokenizer)",
             )
         return self._chat_template.render(
