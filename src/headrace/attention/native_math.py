@@ -20,7 +20,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [b, K, C, D], [b, K, C, Dv]
     if queries == 1:
         # The heads of a group become the queries of their KV head: one read of K and V.
-        q = q.view(rows, k.shape[1], -1, q.shape[3])  # [b, K, G, D]
+        q = q.reshape(rows, k.shape[1], -1, q.shape[3])  # [b, K, G, D]
         values = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         return values.reshape(rows, 1, heads, -1)
     values = functional.scaled_dot_product_attention(

@@ -20,7 +20,7 @@ from headrace.batch.forward_batch import ForwardBatch
 SHORT_KEYS = 256  # below this many keys rows share a tile whatever their lengths
 TILE_QUERIES = 256
 MASK_ELEMENTS = 1 << 22  # of one tile
-GATHER_ELEMENTS = 1 << 21  # keys of one tile: [b, C, K, D]; about what a last-level cache holds
+GATHER_ELEMENTS = 1 << 19  # keys of one tile, [b, C, K, D]: they stay in a cache on their way
 STEP_MASK_ELEMENTS = 1 << 24  # of all tiles of a step; beyond it masks are made again per layer
 
 
@@ -51,6 +51,10 @@ class Tile:
     dead: Tensor | None
     mask: Tensor | None
     mask_later: bool
+
+    def covers(self, tokens: int) -> bool:
+        """Whether its queries are all the step's tokens, in their order."""
+        return isinstance(self.tokens, slice) and self.rows * self.queries == tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,8 @@ def _cuts(batch: ForwardBatch, window: int | None, key_elements: int) -> Iterato
         queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
         step = max(1, min(queries, TILE_QUERIES, MASK_ELEMENTS // keys))
         together = max(1, min(GATHER_ELEMENTS // key_elements, MASK_ELEMENTS // step) // keys)
+        if together < len(rows):
+            rows.sort(key=lambda row: row.keys)
         for begin in range(0, len(rows), together):
             yield from _query_cuts(tuple(rows[begin : begin + together]), step, window)
 

@@ -12,9 +12,10 @@ from headrace.attention.native_tiles import Tile, make_tiles, tile_mask
 from headrace.attention.registry import register_attention_backend
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.protocols import AttentionLayer
-from headrace.config.persona import KvKind
+from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
+SMALL_ELEMENTS = 1 << 16  # up to here an allocator has memory at hand
 
 
 @register_attention_backend("torch_native")
@@ -43,7 +44,28 @@ class TorchNativeBackend(AttentionBackend):
         speculation=False,
     )
 
-    _tiles: dict[int | None, tuple[Tile, ...]]
+    def __init__(
+        self,
+        *,
+        group: KvGroupTraits,
+        attention: AttentionTraits,
+        page_size: int,
+        max_sequences: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            group=group,
+            attention=attention,
+            page_size=page_size,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+        )
+        self._tiles: dict[int | None, tuple[Tile, ...]] = {}
+        self._keys, self._values = _Gather(), _Gather()
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         self._tiles = {}
@@ -60,16 +82,23 @@ class TorchNativeBackend(AttentionBackend):
         lse: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; tokens that see nothing get 0 (and -inf in `lse`)."""
+        tiles = self._tiles_of(layer.window, batch)
+        keys, values = (part.flatten(0, 1) for part in layer.pool.key_value(layer.pool_layer))
+        tokens = q.shape[0]
+        if len(tiles) == 1 and out is None and lse is None and tiles[0].covers(tokens):
+            return self._attend(tiles[0], q, keys, values, layer, with_lse=False)[0]
         if out is None:
-            out = q.new_empty(q.shape[0], layer.num_heads, layer.v_head_dim)
+            out = q.new_empty(tokens, layer.num_heads, layer.v_head_dim)
         covered = sum(batch.bounds.extend_lens)
-        if covered < q.shape[0]:
+        if covered < tokens:
             out[covered:] = 0
             if lse is not None:
                 lse[covered:] = float("-inf")
-        keys, values = (part.flatten(0, 1) for part in layer.pool.key_value(layer.pool_layer))
-        for tile in self._tiles_of(layer.window, batch):
-            _attend(tile, q, keys, values, layer, out, lse)
+        for tile in tiles:
+            result, sums = self._attend(tile, q, keys, values, layer, with_lse=lse is not None)
+            _put(out, tile, result)
+            if lse is not None and sums is not None:
+                _put(lse, tile, sums)
         return out
 
     def _tiles_of(self, window: int | None, batch: ForwardBatch) -> tuple[Tile, ...]:
@@ -84,43 +113,65 @@ class TorchNativeBackend(AttentionBackend):
             )
         return self._tiles[window]
 
-
-def _attend(
-    tile: Tile,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layer: AttentionLayer,
-    out: Tensor,
-    lse: Tensor | None,
-) -> None:
-    """Writes the tile's part of out [T, N, Dv] and lse [T, N]; keys, values are [slots, K, D]."""
-    queries = torch.unflatten(q[tile.tokens], 0, (tile.rows, tile.queries))  # [b, E, N, D]
-    shape = (tile.rows, tile.keys)
-    k, v = (
-        torch.unflatten(part.index_select(0, tile.slots).to(q.dtype), 0, shape)
-        for part in (keys, values)
-    )  # [b, C, K, D], [b, C, K, Dv]
-    mask = tile_mask(tile, q.dtype)
-    sums = None
-    if layer.soft_cap is None and layer.sinks is None and lse is None:
-        result = fused(queries, k, v, mask, layer.scale)
-    else:
-        result, sums = explicit(
-            queries, k, v, mask, layer.scale, soft_cap=layer.soft_cap, sinks=layer.sinks
-        )
-    if tile.dead is not None:
-        result = result.masked_fill(tile.dead[:, :, None, None], 0)
-    _put(out, tile, result)
-    if lse is not None and sums is not None:
+    def _attend(
+        self,
+        tile: Tile,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: AttentionLayer,
+        *,
+        with_lse: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[b * E, N, Dv] and lse [b * E, N] of a tile over keys and values [slots, K, D]."""
+        queries = q[tile.tokens].view(tile.rows, tile.queries, layer.num_heads, -1)
+        k, v = self._keys(keys, tile, q.dtype), self._values(values, tile, q.dtype)
+        mask = tile_mask(tile, q.dtype)
+        sums = None
+        if layer.soft_cap is None and layer.sinks is None and not with_lse:
+            result = fused(queries, k, v, mask, layer.scale)
+        else:
+            result, sums = explicit(
+                queries, k, v, mask, layer.scale, soft_cap=layer.soft_cap, sinks=layer.sinks
+            )
+            sums = sums.flatten(0, 1)
+        result = result.flatten(0, 1)
         if tile.dead is not None:
-            sums = sums.masked_fill(tile.dead[:, :, None], float("-inf"))
-        _put(lse, tile, sums)
+            dead = tile.dead.flatten()
+            result = result.masked_fill(dead[:, None, None], 0)
+            if sums is not None:
+                sums = sums.masked_fill(dead[:, None], float("-inf"))
+        return result, sums
+
+
+class _Gather:
+    """Copies a tile's rows of the pool, large ones to memory that is kept from call to call.
+
+    Fresh memory of megabytes would come from the system each time, and touching its pages costs a
+    CPU several times what the copy does. It grows to the largest tile that was met.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def __call__(self, pool: Tensor, tile: Tile, dtype: torch.dtype) -> Tensor:
+        """Pool [slots, K, D] -> [b, C, K, D]."""
+        heads, dim = pool.shape[1:]
+        count = tile.rows * tile.keys
+        elements = count * heads * dim
+        if elements <= SMALL_ELEMENTS:
+            rows = pool.index_select(0, tile.slots)
+        else:
+            if self._memory is None or self._memory.shape[0] < elements:
+                self._memory = pool.new_empty(elements)
+            rows = self._memory[:elements].view(count, heads, dim)
+            torch.index_select(pool, 0, tile.slots, out=rows)
+        rows = rows.view(tile.rows, tile.keys, heads, dim)
+        return rows if rows.dtype == dtype else rows.to(dtype)
 
 
 def _put(target: Tensor, tile: Tile, part: Tensor) -> None:
-    """Writes part [b, E, ...] to the tile's tokens of target [T, ...]."""
-    part = part.flatten(0, 1)
+    """Writes part [b * E, ...] to the tile's tokens of target [T, ...]."""
     if isinstance(tile.tokens, slice):
         target[tile.tokens] = part
     elif tile.real is None:
