@@ -14,7 +14,7 @@ from headrace.sampling.requirements import sampling_batch_info
 from headrace.sampling.sampler import Sampler
 
 VOCABULARY = 40
-DRAWS = 4000
+DRAWS = 2000
 
 
 def draw(params: SamplingParams, seeds: list[int], positions: list[int]) -> np.ndarray:
@@ -69,7 +69,7 @@ def expected_probabilities(temperature: float, keep: int) -> np.ndarray:
     ],
 )
 def test_draws_follow_the_softmax(options: dict[str, Any], keep: int | None, varying: str) -> None:
-    """Chi-square of 4000 draws, over seeds at one position or positions of one seed (R078)."""
+    """Chi-square of 2000 draws, over seeds at one position or positions of one seed (R078)."""
     temperature = options.get("temperature", 1.0)
     if keep is None:
         likely = np.sort(expected_probabilities(temperature, VOCABULARY))[::-1]

@@ -16,6 +16,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from headrace.kernels import filters, row_selection
 from headrace.request.sampling_params import SamplingParams
 
 INF = float("inf")
@@ -272,6 +273,23 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_in_any_batch() -> None:
                 assert other.logprobs.extra is not None
                 assert torch.equal(alone.logprobs.extra[0], other.logprobs.extra[place, :2])
     assert batch.finite.tolist() == [True] * len(cases) + [False]
+
+
+def test_the_way_of_a_device_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host must not ask which rows need work, all are worked on and most dropped."""
+    cases = mixed_cases()
+    cases.append(Case(params=SamplingParams(), logits=torch.full((5000,), float("nan")), row=30))
+    here = sample(*cases)
+    for module in (row_selection, filters):
+        monkeypatch.setattr(module, "host_may_look", lambda _: False)
+    there = sample(*cases)
+    assert torch.equal(here.next_token_ids, there.next_token_ids)
+    assert torch.equal(here.finite, there.finite)
+    assert here.logprobs is not None
+    assert there.logprobs is not None
+    for name in ("chosen", "rank", "top_values", "top_ids", "extra", "extra_rank"):
+        mine, theirs = getattr(here.logprobs, name)[:-1], getattr(there.logprobs, name)[:-1]
+        assert torch.equal(mine, theirs), name
 
 
 def test_a_seeded_row_draws_the_same_beside_filtered_and_greedy_mates() -> None:

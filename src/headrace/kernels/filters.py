@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headrace.kernels.mass import token_mass
 from headrace.kernels.ordering import largest
-from headrace.kernels.row_selection import RowIndex, change_rows
+from headrace.kernels.row_selection import RowIndex, change_rows, host_may_look
 
 # On the CPU, first tokens looked at, in turn, before a row is sorted whole: most nuclei are small.
 _CPU_WIDTHS = (128, 2048)
@@ -43,7 +43,7 @@ def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
     vocabulary = logits.shape[-1]
     top_k = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).to(torch.int64)
     widths = [width for width in _CPU_WIDTHS if width < vocabulary]
-    if logits.device.type != "cpu":
+    if not host_may_look(logits):
         widths = []  # to learn which rows are settled the host would have to wait
     open_rows = torch.arange(len(logits), device=logits.device)
     filtered = torch.empty_like(logits)

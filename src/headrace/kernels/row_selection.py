@@ -12,9 +12,14 @@ _CPU_ELEMENTS = 1 << 17
 _DEVICE_ELEMENTS = 1 << 24
 
 
+def host_may_look(values: Tensor) -> bool:
+    """Whether the host can read `values` without waiting for a device."""
+    return values.device.type == "cpu"
+
+
 def rows_at_a_time(values: Tensor) -> int:
     """How many rows of `values` [S, V] to work on at once, at least 1."""
-    elements = _CPU_ELEMENTS if values.device.type == "cpu" else _DEVICE_ELEMENTS
+    elements = _CPU_ELEMENTS if host_may_look(values) else _DEVICE_ELEMENTS
     return max(1, elements // values.shape[-1])
 
 
@@ -33,7 +38,7 @@ def change_rows(
         change: takes the rows to change [s, V] and their index into S; returns [s, V], never
             writing into its argument.
     """
-    if values.device.type != "cpu":
+    if not host_may_look(values):
         return torch.where(flags[:, None], change(values, slice(None)), values)
     chosen = flags.nonzero().squeeze(1)
     if len(chosen) == 0:
