@@ -122,6 +122,19 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch():
     assert torch.equal(decode(batch, splits=3)[1:2], decode(alone, splits=3))
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_query_has_the_same_bits_in_any_chunk(window):
+    """Blocks lie at fixed positions and what is masked adds nothing, wherever a tile begins."""
+    whole = make(Case(seq_lens=(70,), extend_lens=(70,), heads=(6, 2), window=window))
+    chunk = replace(
+        whole,
+        q=whole.q[33:],
+        extend_lens=torch.full_like(whole.extend_lens, 37),
+        prefix_lens=torch.full_like(whole.prefix_lens, 33),
+    )
+    assert torch.equal(extend(whole)[33:], extend(chunk))
+
+
 def test_scratch_is_reused_whatever_it_holds():
     batch = make(Case(seq_lens=(70, 1, 0), page=16))
     scratch = DecodeScratch.allocate(
