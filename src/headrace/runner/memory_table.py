@@ -72,16 +72,16 @@ class MemoryTable:
 
 
 def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
-    """Bytes of every part of a dense decoder in `dtype`; norms count with their layer."""
+    """Bytes of every part of a dense decoder whose products run in `dtype`."""
     attention, hidden = traits.attention, traits.hidden_size
     query = attention.num_heads * attention.head_dim
     key = attention.num_kv_heads * attention.head_dim
     value = attention.num_kv_heads * attention.v_head_dim
     output = attention.num_heads * attention.v_head_dim
     attention_count = hidden * (query + key + value + output)
-    attention_count += NORMS_OF_LAYER.get(traits.family, 2) * hidden
+    norm_count = NORMS_OF_LAYER.get(traits.family, 2) * hidden
     if attention.qk_norm:
-        attention_count += 2 * attention.head_dim
+        norm_count += 2 * attention.head_dim
     if attention.qkv_bias:
         attention_count += query + key + value
     if attention.output_bias:
@@ -90,13 +90,17 @@ def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
     if traits.mlp_bias:
         mlp_count += 2 * traits.intermediate_size + hidden
     embedding = traits.vocab_size * hidden
-    counts = {
-        "embedding": embedding,
-        "attention": attention_count * traits.num_layers + hidden,  # and the final norm
-        "mlp": mlp_count * traits.num_layers,
-        "head": 0 if traits.tie_word_embeddings else embedding,
+    size = ITEM_BYTES[dtype]
+    # norms that store deviations from 1 are kept in float32, or the small ones would be lost
+    norm_size = size if traits.norm_offset == 0.0 else ITEM_BYTES["float32"]
+    parts = {
+        "embedding": embedding * size,
+        "attention": attention_count * traits.num_layers * size,
+        "mlp": mlp_count * traits.num_layers * size,
+        "norms": (norm_count * traits.num_layers + hidden) * norm_size,
+        "head": 0 if traits.tie_word_embeddings else embedding * size,
     }
-    return {name: count * ITEM_BYTES[dtype] for name, count in counts.items() if count}
+    return {name: count for name, count in parts.items() if count}
 
 
 def kv_bytes_per_token(traits: ModelTraits, dtype: str) -> int:
