@@ -53,7 +53,8 @@ class Layer:
 class Case:
     """What a batch looks like: per row (prefix, new tokens), and the layer's shape and habits.
 
-    `ended` rows were ended on the device: the host counts one token more than the device has.
+    `ended` rows were ended on the device: the host counts one token more than the device has. A row
+    (-1, 1) of a decode step is padding, of length 0.
     """
 
     rows: list[tuple[int, int]]
@@ -154,13 +155,14 @@ def make_scene(case: Case) -> Scene:
         v = torch.randn(total, kv_heads, v_dim, generator=draw).to(kv_dtype).double()
         fresh = torch.randn(new, heads, dim, generator=draw).to(case.dtype)
         q[start : start + new] = fresh
-        if index not in case.ended:
+        if index not in case.ended and total > 0:
             out, lse = reference(fresh.double(), k, v, prefix, layer)
             span = slice(start, start + new)
             expected[span], expected_lse[span], live[span] = out, lse, True
         # Keys that fell out of the window of every query stay NaN, as a window pool may leave them;
         # so does the last token of a row that has ended: its slot was never written.
-        low = 0 if case.window is None else max(0, prefix - case.window + 1)
+        oldest = prefix - (index in case.ended)
+        low = 0 if case.window is None else max(0, oldest - case.window + 1)
         for position in range(low, total - (index in case.ended)):
             keys[own[position // page], position % page] = k[position]
             values[own[position // page], position % page] = v[position]
@@ -172,7 +174,7 @@ def make_scene(case: Case) -> Scene:
     return Scene(
         case=case,
         layer=layer,
-        batch=_batch(case, table.to(case.device)),
+        batch=make_batch(case, table.to(case.device)),
         q=q.to(case.device),
         expected=expected,
         expected_lse=expected_lse,
@@ -180,12 +182,13 @@ def make_scene(case: Case) -> Scene:
     )
 
 
-def _batch(case: Case, table: Tensor) -> ForwardBatch:
+def make_batch(case: Case, table: Tensor) -> ForwardBatch:
+    """The step of a case over page tables [B, max pages]."""
     ended = torch.tensor(
         [index in case.ended for index in range(len(case.rows))], dtype=torch.int32
     )
     rows = torch.tensor(case.rows, dtype=torch.int32).view(-1, 2)
-    prefix, new = rows[:, 0], rows[:, 1]
+    prefix, new = rows.T.contiguous()
     starts = torch.cumsum(new, 0, dtype=torch.int32) - new
     mode = ForwardMode.DECODE if case.decode else ForwardMode.EXTEND
     lengths = None if case.decode else [t.to(case.device) for t in (new - ended, prefix, starts)]
@@ -216,6 +219,37 @@ def _batch(case: Case, table: Tensor) -> ForwardBatch:
             )
         },
     )
+
+
+def run(
+    scene: Scene, backend: AttentionBackend, *, with_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Output [T, N, Dv] and lse [T, N] of a backend, on the host."""
+    lse = None
+    if with_lse:
+        lse = torch.full(scene.expected_lse.shape, 7.0, device=scene.q.device)
+    backend.prepare_metadata(scene.batch)
+    out = backend.forward(scene.q, scene.layer, scene.batch, lse=lse)
+    return out.cpu(), None if lse is None else lse.cpu()
+
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def check(case: Case, kind: type[AttentionBackend], *, with_lse: bool = False) -> None:
+    """Live tokens agree with the reference; nothing is NaN, whatever lies around them."""
+    scene = make_scene(case)
+    out, lse = run(scene, scene.backend(kind), with_lse=with_lse)
+    tolerance = TOLERANCE[case.dtype]
+    assert out.dtype == case.dtype
+    assert out.isfinite().all()
+    torch.testing.assert_close(
+        out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
+    )
+    if lse is not None:
+        torch.testing.assert_close(
+            lse[scene.live].double(), scene.expected_lse[scene.live], rtol=1e-5, atol=1e-5
+        )
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, prefix: int, layer: Layer) -> tuple[Tensor, Tensor]:

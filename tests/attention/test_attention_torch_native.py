@@ -2,38 +2,164 @@
 
 import pytest
 import torch
-from paged_batches import Case, make_scene
+from paged_batches import Case, check, make_batch, make_scene, run
 
+from headrace.attention import native_math, native_tiles
+from headrace.attention.native_tiles import make_tiles
 from headrace.attention.torch_native import TorchNativeBackend
+from headrace.base.errors import UnsupportedError
+from headrace.batch.facts import Bucket
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 LENGTHS = [1, 15, 16, 17, 200]
 DECODE = [(length - 1, 1) for length in LENGTHS]
 FRESH = [(0, length) for length in LENGTHS]
 MIXED = [(0, 17), (199, 1), (16, 15), (0, 1), (31, 2), (5, 200), (64, 1)]
 STEPS = {"decode": DECODE, "fresh": FRESH, "mixed": MIXED}
+HABITS = {
+    "plain": {},
+    "window": {"window": 16},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": True},
+    "all": {"window": 16, "soft_cap": 2.0, "sinks": True},
+}
 
 
-def check(case: Case, *, with_lse: bool = False) -> None:
-    scene = make_scene(case)
-    backend = scene.backend(TorchNativeBackend)
-    backend.prepare_metadata(scene.batch)
-    lse = torch.full((case.tokens, case.heads[0]), 7.0) if with_lse else None
-    out = backend.forward(scene.q, scene.layer, scene.batch, lse=lse)
-    tolerance = TOLERANCE[case.dtype]
-    assert out.dtype == case.dtype
-    assert out.isfinite().all()
-    torch.testing.assert_close(
-        out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
-    )
-    if lse is not None:
-        torch.testing.assert_close(
-            lse[scene.live].double(), scene.expected_lse[scene.live], rtol=1e-5, atol=1e-5
-        )
+def case_of(step: str, **options: object) -> Case:
+    return Case(rows=STEPS[step], decode=step == "decode", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("window", [1, 16, None])
 def test_page_sizes_and_windows(step: str, page_size: int, window: int | None) -> None:
-    check(Case(rows=STEPS[step], decode=step == "decode", page_size=page_size, window=window))
+    check(case_of(step, page_size=page_size, window=window), TorchNativeBackend)
+
+
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (9, 3)])
+@pytest.mark.parametrize("habits", HABITS)
+def test_head_shapes_and_habits_with_lse(step: str, heads: tuple[int, int], habits: str) -> None:
+    case = case_of(step, heads=heads, dims=(16, 16), **HABITS[habits])
+    check(case, TorchNativeBackend, with_lse=True)
+    check(case, TorchNativeBackend)
+
+
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+@pytest.mark.parametrize("dims", [(64, 64), (80, 48), (7, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_head_sizes_and_dtypes(step: str, dims: tuple[int, int], dtype: torch.dtype) -> None:
+    check(case_of(step, dims=dims, dtype=dtype, seed=1), TorchNativeBackend)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_pool_of_another_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    check(case_of("mixed", dtype=dtype, kv_dtype=kv_dtype), TorchNativeBackend)
+
+
+@pytest.mark.parametrize("habits", HABITS)
+def test_many_small_tiles_give_the_same(habits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_tiles, "TILE_QUERIES", 16)
+    monkeypatch.setattr(native_tiles, "MASK_ELEMENTS", 1000)
+    monkeypatch.setattr(native_tiles, "GATHER_ELEMENTS", 32 * 2 * 20)
+    monkeypatch.setattr(native_tiles, "STEP_MASK_ELEMENTS", 0)
+    monkeypatch.setattr(native_math, "SCORE_ELEMENTS", 100)
+    monkeypatch.setattr("headrace.attention.torch_native.SMALL_ELEMENTS", 0)
+    for step in STEPS:
+        check(case_of(step, **HABITS[habits]), TorchNativeBackend)
+
+
+@pytest.mark.parametrize("habits", HABITS)
+def test_rows_that_ended_on_the_device_harm_nobody(habits: str) -> None:
+    check(case_of("decode", ended=frozenset({1, 4}), **HABITS[habits]), TorchNativeBackend)
+    check(case_of("mixed", ended=frozenset({1, 3, 6}), **HABITS[habits]), TorchNativeBackend)
+
+
+@pytest.mark.parametrize("habits", HABITS)
+def test_rows_of_length_zero_give_zero(habits: str) -> None:
+    case = Case(rows=[(-1, 1), (20, 1), (-1, 1)], decode=True, **HABITS[habits])  # type: ignore[arg-type]
+    check(case, TorchNativeBackend, with_lse=True)
+    scene = make_scene(case)
+    out, lse = run(scene, scene.backend(TorchNativeBackend), with_lse=True)
+    assert lse is not None
+    assert (out[~scene.live] == 0).all()
+    assert (lse[~scene.live] == -torch.inf).all()
+    assert (run(scene, scene.backend(TorchNativeBackend))[0][~scene.live] == 0).all()
+
+
+def test_padding_tokens_give_zero() -> None:
+    scene = make_scene(Case(rows=MIXED, padding=3))
+    out, lse = run(scene, scene.backend(TorchNativeBackend), with_lse=True)
+    assert lse is not None
+    assert (out[-3:] == 0).all()
+    assert (lse[-3:] == -torch.inf).all()
+    torch.testing.assert_close(out.double(), scene.expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_step_without_rows_is_legal() -> None:
+    scene = make_scene(Case(rows=[]))
+    out, _ = run(scene, scene.backend(TorchNativeBackend))
+    assert out.shape == (0, 6, 32)
+
+
+def test_out_is_written_and_strided_queries_are_read() -> None:
+    scene = make_scene(case_of("decode"))
+    wide = torch.full((5, 6 * 32 + 64), float("nan"))
+    wide[:, : 6 * 32] = scene.q.flatten(1)
+    q = wide[:, : 6 * 32].view(5, 6, 32)
+    assert not q.is_contiguous()
+    backend = scene.backend(TorchNativeBackend)
+    backend.prepare_metadata(scene.batch)
+    out = torch.full((5, 6, 32), float("nan"))
+    assert backend.forward(q, scene.layer, scene.batch, out=out) is out
+    torch.testing.assert_close(out.double(), scene.expected, rtol=2e-5, atol=2e-5)
+
+
+def test_layers_with_a_window_of_their_own_share_the_backend() -> None:
+    scene = make_scene(case_of("mixed"))
+    backend = scene.backend(TorchNativeBackend)
+    backend.prepare_metadata(scene.batch)
+    whole = backend.forward(scene.q, scene.layer, scene.batch)
+    scene.layer.window = 8
+    short = backend.forward(scene.q, scene.layer, scene.batch)
+    expected = make_scene(case_of("mixed", window=8)).expected
+    torch.testing.assert_close(whole.double(), scene.expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(short.double(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_later_step_forgets_the_earlier() -> None:
+    first, second = make_scene(case_of("mixed")), make_scene(case_of("decode", seed=3))
+    backend = first.backend(TorchNativeBackend)
+    run(first, backend)
+    out, _ = run(second, backend)
+    torch.testing.assert_close(out.double(), second.expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [512, None])
+def test_tiles_of_long_steps_are_bounded_and_cover_every_token(window: int | None) -> None:
+    rows = [(0, 4096), (30_000, 600), *[(400 * index, 1) for index in range(1, 33)]]
+    case = Case(rows=rows, page_size=64, heads=(1, 1), dims=(1, 1), window=window)
+    batch = make_batch(case, torch.zeros(len(rows), 30_600 // 64 + 1, dtype=torch.int32))
+    tiles = make_tiles(batch, "full", window=window, key_elements=8 * 128, dtype=torch.float32)
+    tokens = torch.arange(case.tokens)
+    covered = torch.cat(
+        [tokens[t.tokens] if t.real is None else tokens[t.tokens][t.real] for t in tiles]
+    )
+    assert covered.sort().values.equal(tokens)
+    for tile in tiles:
+        assert tile.rows * tile.queries * tile.keys <= native_tiles.MASK_ELEMENTS
+        bound = max(native_tiles.GATHER_ELEMENTS, tile.keys * 8 * 128)
+        assert tile.rows * tile.keys * 8 * 128 <= bound
+        if window is not None:
+            assert tile.keys < window + 256
+
+
+def test_no_graph_takes_it() -> None:
+    scene = make_scene(case_of("decode"))
+    backend = scene.backend(TorchNativeBackend)
+    assert not TorchNativeBackend.capabilities.graph_decode
+    with pytest.raises(UnsupportedError, match="torch_native cannot be captured"):
+        backend.capture_buffers(Bucket(tokens=8, sequences=8))
+    with pytest.raises(UnsupportedError, match="torch_native cannot be captured"):
+        backend.prepare_metadata_in_graph(scene.batch)

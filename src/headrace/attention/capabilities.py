@@ -187,6 +187,6 @@ def need_refusals(
 
 
 def _listed(values: Container[int] | frozenset[str] | None) -> str:
-    if isinstance(values, range) and values.step == 1:
+    if isinstance(values, range):
         return f"{values.start} to {values.stop - 1}"
-    return ", ".join(sorted(map(str, values))) if isinstance(values, frozenset) else str(values)
+    return ", ".join(map(str, sorted(values))) if isinstance(values, frozenset) else str(values)
