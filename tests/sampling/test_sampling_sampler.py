@@ -16,6 +16,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from headrace.batch.outputs import SampleOutput
 from headrace.kernels import filters, row_selection
 from headrace.request.sampling_params import SamplingParams
 
@@ -275,6 +276,16 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_in_any_batch() -> None:
     assert batch.finite.tolist() == [True] * len(cases) + [False]
 
 
+def same_bits(here: SampleOutput, there: SampleOutput) -> None:
+    assert torch.equal(here.next_token_ids, there.next_token_ids)
+    assert torch.equal(here.finite, there.finite)
+    assert here.logprobs is not None
+    assert there.logprobs is not None
+    for name in ("chosen", "rank", "top_values", "top_ids", "extra", "extra_rank"):
+        mine, theirs = getattr(here.logprobs, name), getattr(there.logprobs, name)
+        assert torch.equal(mine[here.finite], theirs[here.finite]), name
+
+
 def test_the_way_of_a_device_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host must not ask which rows need work, all are worked on and most dropped."""
     cases = mixed_cases()
@@ -282,14 +293,20 @@ def test_the_way_of_a_device_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     here = sample(*cases)
     for module in (row_selection, filters):
         monkeypatch.setattr(module, "host_may_look", lambda _: False)
+    same_bits(here, sample(*cases))
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 5])
+def test_rows_a_few_at_a_time_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    cases = mixed_cases()
+    here = sample(*cases)
+    monkeypatch.setattr(row_selection, "_CPU_ELEMENTS", rows_at_once * 5000)
     there = sample(*cases)
-    assert torch.equal(here.next_token_ids, there.next_token_ids)
-    assert torch.equal(here.finite, there.finite)
-    assert here.logprobs is not None
-    assert there.logprobs is not None
-    for name in ("chosen", "rank", "top_values", "top_ids", "extra", "extra_rank"):
-        mine, theirs = getattr(here.logprobs, name)[:-1], getattr(there.logprobs, name)[:-1]
-        assert torch.equal(mine, theirs), name
+    same_bits(here, there)
+    greedy = [replace(case, params=SamplingParams(temperature=0)) for case in cases]
+    assert sample(*greedy).logprobs is None
 
 
 def test_a_seeded_row_draws_the_same_beside_filtered_and_greedy_mates() -> None:

@@ -42,20 +42,19 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
 def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     vocabulary = logits.shape[-1]
     top_k = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).to(torch.int64)
-    widths = [width for width in _CPU_WIDTHS if width < vocabulary]
+    widths = [*(width for width in _CPU_WIDTHS if width < vocabulary), vocabulary]
     if not host_may_look(logits):
-        widths = []  # to learn which rows are settled the host would have to wait
-    open_rows = torch.arange(len(logits), device=logits.device)
-    filtered = torch.empty_like(logits)
-    for width in (*widths, vocabulary):
-        part, settled = _keep_first(
-            logits[open_rows], top_k[open_rows], top_p[open_rows], min_p[open_rows], width
+        widths = [vocabulary]  # to learn which rows are settled the host would have to wait
+    filtered, settled = _keep_first(logits, top_k, top_p, min_p, widths[0])
+    for width in widths[1:]:
+        rest = (~settled).nonzero().squeeze(1)
+        if len(rest) == 0:
+            break
+        part, settled_part = _keep_first(
+            logits.index_select(0, rest), top_k[rest], top_p[rest], min_p[rest], width
         )
-        filtered[open_rows] = part
-        if width < vocabulary:
-            open_rows = open_rows[~settled]
-            if len(open_rows) == 0:
-                break
+        filtered.index_copy_(0, rest, part)
+        settled.index_copy_(0, rest, settled_part)
     return filtered
 
 

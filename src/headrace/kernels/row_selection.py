@@ -28,9 +28,9 @@ def change_rows(
 ) -> Tensor:
     """`values` with `change` applied to the flagged rows; the input itself is not written.
 
-    On the CPU only flagged rows are computed, a few at a time. On a device all are, and the
-    unflagged results are dropped: asking which rows are flagged would make the host wait. `change`
-    must therefore treat rows alone, so that both ways give the same bits.
+    On the CPU only flagged rows are computed. On a device all are, and the unflagged results are
+    dropped: asking which rows are flagged would make the host wait. `change` must therefore treat
+    rows alone, so that both ways give the same bits.
 
     Args:
         values: [S, V].
@@ -43,7 +43,8 @@ def change_rows(
     chosen = flags.nonzero().squeeze(1)
     if len(chosen) == 0:
         return values
-    changed = torch.empty_like(values) if len(chosen) == len(flags) else values.clone()
-    for part in torch.split(chosen, rows_at_a_time(values)):
-        changed[part] = change(values[part], part)
+    if len(chosen) == len(flags):
+        return change(values, slice(None))
+    changed = values.clone()
+    changed.index_copy_(0, chosen, change(values.index_select(0, chosen), chosen))
     return changed

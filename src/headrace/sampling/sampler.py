@@ -15,8 +15,9 @@ from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
 from headrace.kernels.filters import filter_logits
 from headrace.kernels.logprobs import token_logprobs
 from headrace.kernels.noise import gumbel_noise
-from headrace.kernels.row_selection import RowIndex, change_rows
+from headrace.kernels.row_selection import RowIndex, change_rows, rows_at_a_time
 from headrace.sampling.logit_changes import add_bias, forbid, forbid_stops, penalise
+from headrace.sampling.parts import join_outputs, part_of_info
 
 
 class Sampler:
@@ -30,27 +31,40 @@ class Sampler:
         A live row is failed (`finite` False, token 0) when its logits hold NaN or +inf or when
         nothing is left to choose from; the other rows never notice.
 
+        Many rows are taken a few at a time (the CPU's cache likes that, and scratch stays small);
+        since rows are independent nothing else changes.
+
         Args:
             logits: [S, V] float32, not written.
             positions: [S] int64, index in its sequence of the token being sampled: the number of
                 tokens before it.
         """
-        index = info.rows
-        allowed = _changed(logits, info, rows, positions)  # [S, V]
-        peak = allowed.amax(-1)
-        healthy = peak.isfinite() & (logits.amax(-1) < float("inf"))
-        if info.all_greedy:
-            processed = scores = allowed
-        else:
-            random = (rows.temperature[index] > 0) & healthy
-            processed = _warped(allowed, peak, random, info, rows)
-            scores = _noisy(processed, random, rows.seed[index], positions)
-        tokens = torch.where(healthy, scores.argmax(-1), 0)
-        return SampleOutput(
-            next_token_ids=tokens,
-            finite=healthy | ~rows.active[index],
-            logprobs=_logprobs(logits, processed, tokens, info.logprobs),
+        step = rows_at_a_time(logits)
+        if len(logits) <= step:
+            return _sample(logits, info, rows, positions)
+        parts = [slice(start, start + step) for start in range(0, len(logits), step)]
+        return join_outputs(
+            [_sample(logits[at], part_of_info(info, at), rows, positions[at]) for at in parts]
         )
+
+
+def _sample(logits: Tensor, info: SamplingBatchInfo, rows: Rows, positions: Tensor) -> SampleOutput:
+    index = info.rows
+    allowed = _changed(logits, info, rows, positions)  # [S, V]
+    peak = allowed.amax(-1)
+    healthy = peak.isfinite() & (logits.amax(-1) < float("inf"))
+    if info.all_greedy:
+        processed = scores = allowed
+    else:
+        random = (rows.temperature[index] > 0) & healthy
+        processed = _warped(allowed, peak, random, info, rows)
+        scores = _noisy(processed, random, rows.seed[index], positions)
+    tokens = torch.where(healthy, scores.argmax(-1), 0)
+    return SampleOutput(
+        next_token_ids=tokens,
+        finite=healthy | ~rows.active[index],
+        logprobs=_logprobs(logits, processed, tokens, info.logprobs),
+    )
 
 
 def _changed(logits: Tensor, info: SamplingBatchInfo, rows: Rows, positions: Tensor) -> Tensor:

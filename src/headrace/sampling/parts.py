@@ -1,0 +1,57 @@
+"""Some of the sampling rows of a step, and the outputs of all of them put together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headrace.batch.outputs import SampleOutput, TokenLogprobs
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
+
+
+def part_of_info(info: SamplingBatchInfo, at: slice) -> SamplingBatchInfo:
+    """The info of the sampling rows `at`; flags and top n stay those of the whole."""
+    return replace(
+        info,
+        rows=info.rows[at],
+        sequence_index=info.sequence_index[at],
+        token_index=info.token_index[at],
+        mask=_part(info.mask, at),
+        logprobs=_part_of_request(info.logprobs, at),
+    )
+
+
+def join_outputs(parts: Sequence[SampleOutput]) -> SampleOutput:
+    """The outputs of consecutive parts of a step's rows as one."""
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return SampleOutput(
+        next_token_ids=torch.cat([part.next_token_ids for part in parts]),
+        finite=torch.cat([part.finite for part in parts]),
+        logprobs=_join_logprobs(logprobs) if logprobs else None,
+    )
+
+
+def _join_logprobs(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    extra = [part.extra for part in parts if part.extra is not None]
+    extra_rank = [part.extra_rank for part in parts if part.extra_rank is not None]
+    return TokenLogprobs(
+        chosen=torch.cat([part.chosen for part in parts]),
+        rank=torch.cat([part.rank for part in parts]),
+        top_values=torch.cat([part.top_values for part in parts]),
+        top_ids=torch.cat([part.top_ids for part in parts]),
+        extra=torch.cat(extra) if extra else None,
+        extra_rank=torch.cat(extra_rank) if extra_rank else None,
+    )
+
+
+def _part_of_request(request: LogprobRequest | None, at: slice) -> LogprobRequest | None:
+    if request is None:
+        return None
+    return replace(
+        request, token_ids=_part(request.token_ids, at), processed=_part(request.processed, at)
+    )
+
+
+def _part(tensor: Tensor | None, at: slice) -> Tensor | None:
+    return None if tensor is None else tensor[at]
