@@ -1,5 +1,6 @@
 """Self-attention: projections, q/k norm, rope, KV write, backend."""
 
+import torch
 from torch import Tensor, nn
 
 from headrace.attention.backend import AttentionBackend
@@ -32,14 +33,14 @@ class SelfAttention(nn.Module):
         self.head_dim, self.v_head_dim = attention.head_dim, attention.v_head_dim
         self.scale, self.soft_cap = attention.scale, attention.soft_cap
         self.sinks = None
-        self.sizes = (
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-            self.num_kv_heads * self.v_head_dim,
-        )
+        self.rotating = (self.num_heads + self.num_kv_heads) * self.head_dim
         self.qkv_proj = MergedLinear(
             traits.hidden_size,
-            dict(zip(("q_proj", "k_proj", "v_proj"), self.sizes, strict=True)),
+            {
+                "q_proj": self.num_heads * self.head_dim,
+                "k_proj": self.num_kv_heads * self.head_dim,
+                "v_proj": self.num_kv_heads * self.v_head_dim,
+            },
             bias=attention.qkv_bias,
             space=space,
         )
@@ -62,14 +63,15 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """[T, H] -> [T, H]"""
-        tokens = hidden.shape[0]
-        q, k, v = self.qkv_proj(hidden).split(self.sizes, dim=-1)
-        q = q.view(tokens, self.num_heads, self.head_dim)  # [T, N, D]
-        k = k.view(tokens, self.num_kv_heads, self.head_dim)  # [T, K, D]
-        v = v.view(tokens, self.num_kv_heads, self.v_head_dim)  # [T, K, Dv]
+        tokens, heads = hidden.shape[0], (self.num_heads, self.num_kv_heads)
+        qkv = self.qkv_proj(hidden)
+        # q and k lie side by side, so one rotation turns both
+        qk = qkv[:, : self.rotating].view(tokens, -1, self.head_dim)  # [T, N + K, D]
+        v = qkv[:, self.rotating :].view(tokens, self.num_kv_heads, self.v_head_dim)  # [T, K, Dv]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotation.apply(q), rotation.apply(k)
+            q, k = qk.split(heads, dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = rotation.apply(qk).split(heads, dim=1)  # [T, N, D], [T, K, D]
         self.pool.write(self.pool_layer, batch.kv[self.kv_group].out_cache_loc, k, v)
         fresh = batch.mode.is_extend and not batch.facts.has_prefix
         out = self.backend.forward(q, self, batch, kv=(k, v) if fresh else None)  # [T, N, Dv]

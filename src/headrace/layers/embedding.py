@@ -41,6 +41,8 @@ class LMHead(nn.Module):
         soft_cap: logits become cap * tanh(logits / cap) (Gemma 2).
     """
 
+    weight: nn.Parameter | None
+
     def __init__(
         self,
         vocab: int,
@@ -51,25 +53,32 @@ class LMHead(nn.Module):
         soft_cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.soft_cap = soft_cap
-        self.weight = None if tied is not None else space.parameter(vocab, hidden)
+        self.soft_cap, self.format = soft_cap, space.format
+        self.weight = None if tied is not None else space.format.create(space, vocab, hidden)
         self._tied = (tied,)  # in a tuple, so that the module tree holds the embedding once
-
-    @property
-    def matrix(self) -> Tensor:
-        """[V, H]"""
-        tied = self._tied[0]
-        matrix = self.weight if tied is None else tied.weight
-        assert matrix is not None
-        return matrix
+        self.finished: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V] float32"""
-        logits = F.linear(hidden, self.matrix).float()
+        matrix = self._loaded() if self.finished is None else self.finished  # [V, H]
+        logits = self.format.apply(hidden, matrix, None).float()
         if self.soft_cap is None:
             return logits
         return torch.tanh(logits / self.soft_cap) * self.soft_cap
 
+    def finish(self) -> None:
+        """As `MergedLinear.finish`; a tied table stays for the embedding, the head is a copy."""
+        loaded = self._loaded()
+        finished = self.format.finish(loaded)
+        if finished is not loaded:
+            self.finished, self.weight = finished, None
+
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        if self.weight is not None:
-            yield WeightSlot(name=f"{path}.weight", destination=self.weight)
+        if self._tied[0] is None:
+            yield WeightSlot(name=f"{path}.weight", destination=self._loaded())
+
+    def _loaded(self) -> Tensor:
+        tied = self._tied[0]
+        matrix = self.weight if tied is None else tied.weight
+        assert matrix is not None, "the loaded form is gone once it is finished"
+        return matrix

@@ -1,41 +1,13 @@
 """Linear layers: a matrix, or several matrices of the checkpoint merged into one product.
 
-How a product is computed from stored weights is a `WeightFormat`, so that packed formats (fp8,
-int4, GGUF blocks) can come without another linear layer.
+How the product is computed from stored weights is the `WeightFormat`'s affair.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.layers.weights import WeightSlot, WeightSpace, sibling
-
-
-class WeightFormat(Protocol):
-    """How the weights of a linear layer are kept and multiplied."""
-
-    def create(self, space: WeightSpace, outputs: int, inputs: int) -> nn.Parameter:
-        """Memory for a matrix [outputs, inputs]."""
-        ...
-
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, inputs] -> [T, outputs] in x's dtype."""
-        ...
-
-
-class DenseFormat:
-    """Every weight in the model's dtype, row-major [outputs, inputs] as in the checkpoint."""
-
-    def create(self, space: WeightSpace, outputs: int, inputs: int) -> nn.Parameter:
-        return space.parameter(outputs, inputs)
-
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-
-DENSE = DenseFormat()
 
 
 class MergedLinear(nn.Module):
@@ -47,27 +19,34 @@ class MergedLinear(nn.Module):
         bias: every part has a bias.
     """
 
+    weight: nn.Parameter | None
+
     def __init__(
-        self,
-        inputs: int,
-        parts: Mapping[str, int],
-        *,
-        bias: bool,
-        space: WeightSpace,
-        weight_format: WeightFormat = DENSE,
+        self, inputs: int, parts: Mapping[str, int], *, bias: bool, space: WeightSpace
     ) -> None:
         super().__init__()
         self.parts = dict(parts)
         outputs = sum(self.parts.values())
-        self.weight_format = weight_format
-        self.weight = weight_format.create(space, outputs, inputs)
+        self.format = space.format
+        self.weight = self.format.create(space, outputs, inputs)
         self.bias = space.parameter(outputs) if bias else None
+        self.finished: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, sum of parts]"""
-        return self.weight_format.apply(x, self.weight, self.bias)
+        weight = self.weight if self.finished is None else self.finished
+        assert weight is not None
+        return self.format.apply(x, weight, self.bias)
+
+    def finish(self) -> None:
+        """The loaded matrix in the form of its format; the loaded one is freed if it differs."""
+        assert self.weight is not None, "finished before"
+        finished = self.format.finish(self.weight)
+        if finished is not self.weight:
+            self.finished, self.weight = finished, None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
+        assert self.weight is not None, "the loaded form is gone once it is finished"
         start = 0
         for part, size in self.parts.items():
             name = sibling(path, part)
@@ -80,18 +59,11 @@ class MergedLinear(nn.Module):
 class Linear(MergedLinear):
     """One matrix, stored under the layer's own name."""
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        bias: bool,
-        space: WeightSpace,
-        weight_format: WeightFormat = DENSE,
-    ) -> None:
-        super().__init__(inputs, {"": outputs}, bias=bias, space=space, weight_format=weight_format)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, space: WeightSpace) -> None:
+        super().__init__(inputs, {"": outputs}, bias=bias, space=space)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
+        assert self.weight is not None, "the loaded form is gone once it is finished"
         yield WeightSlot(name=f"{path}.weight", destination=self.weight)
         if self.bias is not None:
             yield WeightSlot(name=f"{path}.bias", destination=self.bias)

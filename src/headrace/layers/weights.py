@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.base.errors import CheckpointError
+from headrace.layers.weight_formats import DENSE, WeightFormat
 from headrace.memory.arena import Arena
 
 
@@ -76,12 +77,30 @@ def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
     return slots
 
 
+@runtime_checkable
+class Finishes(Protocol):
+    """A layer whose loaded weights become something else."""
+
+    def finish(self) -> None: ...
+
+
+def finish_weights(model: nn.Module) -> None:
+    """Turn loaded weights into the form of their format; once, when every slot is filled.
+
+    Layer by layer, so that only one layer is there twice at a time.
+    """
+    for module in model.modules():
+        if isinstance(module, Finishes):
+            module.finish()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpace:
-    """Where the parameters of a model are made: dtype and memory."""
+    """Where the parameters of a model are made, and how linear layers keep theirs."""
 
     dtype: torch.dtype
     arena: Arena
+    format: WeightFormat = DENSE
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ import torch
 from headrace.base.errors import UnsupportedError
 from headrace.config.persona import ModelTraits
 from headrace.config.plan import RopePlan
+from headrace.layers.weight_formats import DENSE, WeightFormat
 from headrace.layers.weights import WeightSpace
 from headrace.memory.arena import Arena
 from headrace.models import config_reader as read
@@ -124,15 +125,17 @@ def build_model(
     device: torch.device | str,
     *,
     arena: Arena | None = None,
+    weight_format: WeightFormat = DENSE,
 ) -> CausalDecoder:
     """The module tree with parameters of undefined content on the device (a `CausalLM`).
 
     Args:
         ropes: one settled rope for each name in `traits.ropes`.
         arena: where the memory comes from; one of its own if None.
+        weight_format: of the linear layers. `finish_weights` must follow the loading.
     """
     assert ropes.keys() == traits.ropes.keys(), "the plan settles every rope of the traits"
     module = next(family.module for family in FAMILIES if family.name == traits.family)
-    space = WeightSpace(dtype=dtype, arena=arena or Arena(device))
+    space = WeightSpace(dtype=dtype, arena=arena or Arena(device), format=weight_format)
     with torch.inference_mode(False):
         return module(traits, dict(ropes), space=space).eval()
