@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from headrace.base.errors import UnsupportedError
-from headrace.bench.load import Prompts
+from headrace.bench.load import Prompts, Tokens
 from headrace.checkpoint.interface import Checkpoint
 from headrace.request.sampling_params import SamplingParams
 
@@ -21,7 +21,7 @@ class Contestant(Protocol):
     def warm_prefix(self, prefix: list[int]) -> None:
         """Let it see a prefix that later prompts share, if it keeps such things."""
 
-    def run(self, prompts: Prompts, output_len: int) -> None:
+    def run(self, prompts: Prompts, output_len: int) -> Tokens:
         """Make `output_len` tokens for each prompt, all prompts as one batch; wait for the end."""
 
 
@@ -36,11 +36,12 @@ class Headrace:
     def warm_prefix(self, prefix: list[int]) -> None:
         self.run([prefix], 1)
 
-    def run(self, prompts: Prompts, output_len: int) -> None:
+    def run(self, prompts: Prompts, output_len: int) -> Tokens:
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         results = self._llm.generate(prompts, params, use_tqdm=False)
-        made = [len(result.outputs[0].token_ids) for result in results]
-        assert made == [output_len] * len(prompts), f"made {made}"
+        tokens = [result.outputs[0].token_ids for result in results]
+        assert all(len(made) == output_len for made in tokens), "every prompt gets as many tokens"
+        return tokens
 
 
 class TransformersPeer:
@@ -80,7 +81,7 @@ class TransformersPeer:
     def warm_prefix(self, prefix: list[int]) -> None:
         """generate keeps nothing between calls."""
 
-    def run(self, prompts: Prompts, output_len: int) -> None:
+    def run(self, prompts: Prompts, output_len: int) -> Tokens:
         from transformers import GenerationConfig
 
         longest = max(map(len, prompts))
@@ -95,6 +96,8 @@ class TransformersPeer:
                 attention_mask=torch.tensor(mask, device=self._device),
                 generation_config=settings,
             )
-        assert made.shape == (len(prompts), longest + output_len), f"made {tuple(made.shape)}"
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        assert made.shape == (len(prompts), longest + output_len), (
+            "every prompt gets as many tokens"
+        )
+        tokens: Tokens = made[:, longest:].tolist()  # waits for the device
+        return tokens

@@ -8,6 +8,7 @@ import numpy
 from headrace.base.errors import ConfigError
 
 Prompts = list[list[int]]
+Tokens = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

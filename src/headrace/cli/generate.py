@@ -105,8 +105,12 @@ def _stream(
     print()
     if last is None or last.finish_reason in NOT_FAILED:
         return False
-    print(f"headrace: {last.finish_reason}: {last.message}", file=sys.stderr)
+    _tell_failure(last.finish_reason, last.message)
     return True
+
+
+def _tell_failure(reason: str | None, message: str) -> None:
+    print(f"headrace: {reason}: {message}", file=sys.stderr)
 
 
 def _user(prompt: Prompt) -> dict[str, str]:
@@ -131,13 +135,15 @@ def _batch(
     failed = False
     for number, result in enumerate(results):
         for output in result.outputs:
-            failed |= output.finish_reason not in NOT_FAILED
+            if output.finish_reason not in NOT_FAILED:
+                failed = True
+                _tell_failure(output.finish_reason, output.message)
             if arguments.json:
                 line = output_dict(number, result, output)
                 print(json.dumps(line, ensure_ascii=False, allow_nan=False))
             else:
                 print(f"--- prompt {number}, output {output.index} ({output.finish_reason})")
-                print(output.text or output.message)
+                print(output.text)
     return failed
 
 

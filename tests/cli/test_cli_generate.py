@@ -1,0 +1,133 @@
+"""`headrace generate`."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+
+
+def test_one_prompt_streams(fake, capsys) -> None:
+    assert main(["generate", "m", "-p", "Say"]) == 0
+    assert capsys.readouterr().out == "Hello there\n"
+    [(kind, prompt, params)] = fake.calls
+    assert (kind, prompt) == ("stream", "Say")
+    assert (params.temperature, params.top_k) == (0.5, 7)  # the model's defaults
+    assert fake.closed
+
+
+def test_flags_go_over_the_models_defaults(fake) -> None:
+    assert main(["generate", "m", "-p", "x", "--temperature", "0", "--max-tokens", "3"]) == 0
+    params = fake.calls[0][2]
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.0, 7, 3)
+
+
+def test_chat_template(fake) -> None:
+    main(["generate", "m", "--chat", "-p", "Hi"])
+    main(["generate", "m", "--chat", "-p", "Hi", "--json"])
+    message = [{"role": "user", "content": "Hi"}]
+    assert [(kind, prompt) for kind, prompt, _ in fake.calls] == [
+        ("stream_chat", message),
+        ("chat", [message]),
+    ]
+
+
+def test_prompts_of_a_file_run_as_a_batch(fake, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n\ntwo\n")
+    assert main(["generate", "m", "-f", str(file)]) == 0
+    assert fake.calls[0][:2] == ("generate", ["one", "two"])
+    assert capsys.readouterr().out.count("Hello there") == 2
+
+
+def test_standard_input_is_one_prompt(fake, type_in) -> None:
+    type_in("first line\nsecond line\n")
+    assert main(["generate", "m"]) == 0
+    assert fake.calls[0][1] == "first line\nsecond line"
+
+
+def test_token_ids(fake) -> None:
+    assert main(["generate", "m", "--prompt-ids", "1,2,3"]) == 0
+    assert fake.calls[0][1] == (1, 2, 3)
+    assert main(["generate", "m", "--prompt-ids", "1,2,3", "--chat"]) == 2
+
+
+def test_several_outputs_do_not_stream(fake, capsys) -> None:
+    assert main(["generate", "m", "-p", "x", "--n", "2"]) == 0
+    assert fake.calls[0][0] == "generate"
+    shown = capsys.readouterr().out
+    assert "--- prompt 0, output 0 (stop)" in shown
+    assert "--- prompt 0, output 1 (stop)" in shown
+
+
+def test_json_has_everything(fake, capsys) -> None:
+    fake.logprob = -math.inf
+    assert main(["generate", "m", "-p", "x", "-p", "é", "--n", "2", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["prompt_index"], line["index"]) for line in lines] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert lines[2]["prompt"] == "é"
+    assert lines[0]["token_ids"] == [5, 6]
+    assert lines[0]["logprobs"][0] == [
+        {"token_id": 5, "token": "Hello", "logprob": -9999.0, "rank": 1}
+    ]
+    assert lines[0]["prompt_logprobs"][0] is None
+    assert lines[0]["paths"] == [["eager", 2]]
+    assert lines[0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--n", "2")])
+def test_a_failed_output_exits_1(fake, capsys, flags) -> None:
+    fake.ending, fake.message = "error", "not a number"
+    assert main(["generate", "m", "-p", "x", *flags]) == 1
+    shown = capsys.readouterr()
+    assert "not a number" in shown.out + shown.err
+
+
+def test_statistics(fake, capsys) -> None:
+    assert main(["generate", "m", "-p", "x", "--stats"]) == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("2 tokens in")
+    assert "tokens/s" in shown
+    assert "first token after" in shown
+    assert "paths: eager x 3" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "part"),
+    [
+        (("-f", "/no/such/file"), "", "cannot be read"),
+        (("-f", "FILE"), "\n", "is empty"),
+        (("-f", "FILE", "-p", "x"), "a\n", "on the command line and in a file"),
+        ((), "", "standard input is empty"),
+    ],
+)
+def test_no_prompt_is_an_error(fake, type_in, tmp_path, capsys, flags, text, part) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(text)
+    type_in(text)
+    flags = [str(file) if flag == "FILE" else flag for flag in flags]
+    assert main(["generate", "m", *flags]) == 2
+    assert part in capsys.readouterr().err
+    assert not fake.calls
+
+
+def test_a_real_engine_with_dummy_weights(config_only, capsys) -> None:
+    arguments = ["generate", config_only, "--load-format", "dummy", "--device", "cpu"]
+    arguments += ["--prompt-ids", "5,6,7", "--temperature", "0", "--max-tokens", "4"]
+    assert main([*arguments, "--ignore-eos", "--json", "--logprobs", "2", "--stats"]) == 0
+    shown = capsys.readouterr()
+    line = json.loads(shown.out)
+    assert len(line["token_ids"]) == 4
+    assert line["prompt_token_ids"] == [5, 6, 7]
+    assert all(len(entry) >= 2 for entry in line["logprobs"])
+    first = shown.err.splitlines()[0]
+    assert first.startswith(f"{config_only} on cpu")
+    assert "float32, context 256, KV tokens " in first
+    assert "eager x 4" in shown.err
