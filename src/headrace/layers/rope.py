@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headrace.config.plan import RopePlan
 from headrace.layers.rope_frequencies import rope_frequencies
+from headrace.layers.weights import WeightSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +36,15 @@ class RotaryEmbedding(nn.Module):
 
     cache: Tensor
 
-    def __init__(self, plan: RopePlan, device: torch.device) -> None:
+    def __init__(self, plan: RopePlan, *, space: WeightSpace) -> None:
         super().__init__()
         self.plan = plan
         frequencies, attention_factor = rope_frequencies(plan)
         positions = torch.arange(plan.length, dtype=torch.float32)
         angles = positions[:, None] * frequencies[None]  # [length, R / 2]
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
-        self.register_buffer("cache", table.to(device), persistent=False)  # [length, R]
+        cache = space.arena.allocate("rope", table.shape, torch.float32, zero=False)
+        self.register_buffer("cache", cache.copy_(table), persistent=False)  # [length, R]
 
     def forward(self, positions: Tensor) -> Rotation:
         """[T] int64, below plan.length."""

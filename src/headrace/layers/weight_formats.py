@@ -52,9 +52,10 @@ class DenseFormat:
 class OneDnnFormat(DenseFormat):
     """Blocks as oneDNN's kernels read them, on the CPU.
 
-    torch's own product reads rows, which wastes half the memory bandwidth of a bfloat16 product
-    with one token and recomputes a block order at every call with more. The numbers are the same
-    bit for bit in bfloat16. (The operators are those that torch.compile's freezing uses.)
+    torch's own product reads rows, which wastes memory bandwidth with one token and orders blocks
+    anew at every call with more. A token's result does not depend on the number of tokens beside
+    it (in float32 with one exception: alone, where the input has more than about 1000 columns).
+    The operators are those that torch.compile's freezing uses.
     """
 
     name = "onednn"
@@ -80,9 +81,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {form.name: form for form in (DENSE, _
 def choose_weight_format(device: torch.device, dtype: torch.dtype) -> Decision[str]:
     """Name in `WEIGHT_FORMATS` for linear layers on this device.
 
-    Measured on 2 cores of an AMD EPYC with AVX-512, SmolLM2-135M, all products of a step with one
-    thread, dense against onednn in ms: bfloat16 36 : 23 (1 token), 55 : 34 (16 tokens); float32
-    46 : 39 and 101 : 87.
+    Measured on 2 busy cores of an AMD EPYC with AVX-512, a decode step of SmolLM2-135M, dense
+    against onednn in ms: bfloat16 31 : 24, float32 51 : 33 (medians, interleaved, torch 2.13).
     """
     refusal = _onednn_refusal(device, dtype)
     if refusal is not None:

@@ -94,6 +94,15 @@ def finish_weights(model: nn.Module) -> None:
             module.finish()
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights, as loaded or finished (oneDNN's memory is not the arena's)."""
+    loaded = sum(parameter.nbytes for parameter in model.parameters())
+    finished = (getattr(module, "finished", None) for module in model.modules())
+    return loaded + sum(
+        weight.numel() * weight.element_size() for weight in finished if weight is not None
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpace:
     """Where the parameters of a model are made, and how linear layers keep theirs."""
@@ -101,10 +110,6 @@ class WeightSpace:
     dtype: torch.dtype
     arena: Arena
     format: WeightFormat = DENSE
-
-    @property
-    def device(self) -> torch.device:
-        return self.arena.device
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """A parameter with undefined content, to be filled by the loader."""

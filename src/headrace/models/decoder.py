@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         )
         self.norm = norm(traits, space)
         self.ropes = nn.ModuleDict(
-            {name: RotaryEmbedding(plan, space.device) for name, plan in ropes.items()}
+            {name: RotaryEmbedding(plan, space=space) for name, plan in ropes.items()}
         )
         self.rope_of_layer = tuple(layer.rope for layer in traits.layers)
 

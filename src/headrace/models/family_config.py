@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.base.errors import CheckpointError
+from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.config.persona import AttentionTraits, LayerTraits, ModelTraits, RopeTraits
 from headrace.layers.mlp import activation
 from headrace.models import config_reader as read
 
+DTYPES = ("float32", "bfloat16", "float16")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -96,6 +97,12 @@ def read_traits(
         tied: whether head and embedding share weights when the config does not say.
         act_key: name of the activation's key.
     """
+    dtype = read.text(config, "dtype", read.text(config, "torch_dtype", "float32"))
+    if dtype not in DTYPES:
+        raise UnsupportedError(
+            f"Weights of dtype {dtype!r} are not supported",
+            remedy=f"Supported: {', '.join(DTYPES)}",
+        )
     act = read.text(config, act_key, "silu")
     activation(act)  # refuses an unknown one before any weight is read
     return ModelTraits(
@@ -110,6 +117,6 @@ def read_traits(
         activation=act,
         tie_word_embeddings=read.flag(config, "tie_word_embeddings", tied),
         max_position=max_position,
-        dtype=read.text(config, "dtype", read.text(config, "torch_dtype", "float32")),
+        dtype=dtype,
         **more,
     )

@@ -87,16 +87,19 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """
     architectures = read.texts(config, "architectures") or ()
     model_type = read.text(config, "model_type", "")
+    known_type = any(family.model_type == model_type for family in FAMILIES)
+    custom = bool(config.get("auto_map")) and not known_type
     for family in FAMILIES:
-        if family.architecture in architectures:
+        named_so = family.architecture in architectures
+        typed_so = not architectures and family.model_type == model_type
+        if not custom and (named_so or typed_so):
             return family
-        if not architectures and family.model_type == model_type:
-            return family
-    named = ", ".join(architectures) or f"model type {model_type!r}"
-    custom = bool(config.get("auto_map"))
+    named = ", ".join(architectures) or f"of type {model_type!r}"
     raise UnsupportedError(
         f"Model architecture {named} is not supported",
-        why="the checkpoint brings its own code, which is never run" if custom else "",
+        why=f"the checkpoint (type {model_type!r}) brings its own code, which is never run"
+        if custom
+        else "",
         remedy=f"Supported: {', '.join(family.architecture for family in FAMILIES)}",
     )
 
