@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.base.errors import CheckpointError
+from headrace.base.log import get_logger
 from headrace.checkpoint.interface import Checkpoint
 from headrace.checkpoint.names import resolve_model
 from headrace.checkpoint.opening import open_checkpoint
@@ -19,6 +20,7 @@ from headrace.config.persona import Persona
 from headrace.config.plan import Plan
 from headrace.config.tokenizer_source import TokenizerSource
 from headrace.loader.dummy import fill_dummy
+from headrace.loader.tied_head import stores_another_head
 from headrace.loader.weights import check_room, load_weights
 from headrace.memory.budget import (
     KvBudget,
@@ -39,6 +41,8 @@ from headrace.runner.model_runner import ModelRunner
 from headrace.runner.persona import persona_of
 from headrace.runner.resolve import CheckpointFacts, resolve
 from headrace.runner.worker import TpModelWorker
+
+log = get_logger(__name__)
 
 STORED_DTYPES = {
     "F32": "float32",
@@ -65,6 +69,9 @@ def settle(config: EngineConfig, hardware: Hardware | None = None) -> Settled:
     path = resolve_model(config.model, config.revision)
     checkpoint = open_checkpoint(path, weights=not is_dummy)
     persona = persona_of(checkpoint.config)
+    if stores_another_head(persona.traits, checkpoint):
+        log.warning("%s stores a head of its own, against its config: it is used", path.name)
+        persona = replace(persona, traits=replace(persona.traits, tie_word_embeddings=False))
     hardware = hardware or detect(config.device)
     facts = checkpoint_facts(checkpoint)
     plan = resolve(config, persona, hardware, checkpoint=facts)
