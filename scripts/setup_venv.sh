@@ -73,7 +73,7 @@ install_torch() {
     fi
 }
 
-pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+pip() { "$venv/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
 
 wanted=$(cat pyproject.toml scripts/setup_venv.sh | sha256sum | cut -d ' ' -f 1)
 if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
