@@ -97,10 +97,9 @@ def finish_weights(model: nn.Module) -> None:
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, as loaded or finished (oneDNN's memory is not the arena's)."""
     loaded = sum(parameter.nbytes for parameter in model.parameters())
-    finished = (getattr(module, "finished", None) for module in model.modules())
-    return loaded + sum(
-        weight.numel() * weight.element_size() for weight in finished if weight is not None
-    )
+    found = (getattr(module, "finished", None) for module in model.modules())
+    finished: list[Tensor] = [weight for weight in found if weight is not None]
+    return loaded + sum(weight.numel() * weight.element_size() for weight in finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
