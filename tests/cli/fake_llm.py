@@ -36,7 +36,8 @@ class FakeLLM:
         return SimpleNamespace(has_chat_template=self.has_chat_template)
 
     def stats(self) -> dict[str, Any]:
-        return {"paths": [{"path": "eager", "refused": "", "steps": 3}]}
+        refusals = ("", "decode_graph: not built")
+        return {"paths": [{"path": "eager", "refused": why, "steps": 3} for why in refusals]}
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Piece]:
         self.calls.append(("stream", prompt, params))

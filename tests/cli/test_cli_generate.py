@@ -96,7 +96,7 @@ def test_statistics(fake, capsys) -> None:
     assert shown.startswith("2 tokens in")
     assert "tokens/s" in shown
     assert "first token after" in shown
-    assert "paths: eager x 3" in shown
+    assert "paths: eager x 6" in shown
 
 
 @pytest.mark.parametrize(

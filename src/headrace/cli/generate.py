@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,8 +187,8 @@ def _statistics(llm: "LLM", clock: Clock) -> str:
     parts = [f"{clock.tokens} tokens in {seconds:.2f} s, {clock.tokens / seconds:.1f} tokens/s"]
     if clock.first_token is not None and clock.first_token < clock.ended:
         parts.append(f"first token after {clock.first_token - clock.started:.2f} s")
-    taken = [
-        f"{entry['path']} x {entry['steps']}" for entry in llm.stats()["paths"] if entry["steps"]
-    ]
-    parts.append(f"paths: {', '.join(dict.fromkeys(taken)) or 'none'}")
+    steps: Counter[str] = Counter()
+    for entry in llm.stats()["paths"]:
+        steps[entry["path"]] += entry["steps"]
+    parts.append(f"paths: {', '.join(f'{path} x {count}' for path, count in steps.items())}")
     return "; ".join(parts)

@@ -35,7 +35,7 @@ class EngineConfig:
     max_total_tokens: int | None = option(None, "tokens in the KV pool")
     mem_fraction: float | None = option(None, "part of device memory for weights and KV pool")
     page_size: int | None = option(None, "tokens per KV page: 1, 2, 4, ... 128")
-    chunked_prefill_size: int | None = option(None, "prompt tokens per step; longer prompts are cut")
+    chunked_prefill_size: int | None = option(None, "prompt tokens per step; longer ones are cut")
     enable_prefix_cache: bool = option(True, "keep KV of finished prompts for later ones")
     enable_overlap: bool | None = option(None, "launch a step before reading the one before it")
     attention_backend: str | None = option(None, "attention backend of both phases")

@@ -251,7 +251,7 @@ def unbuilt(name: str, *, asked_off: bool) -> Decision[Any]:
     """A path that later versions will have."""
     if asked_off:
         return Decision(name=name, value="off", reason="asked to be off", asked=True)
-    refusal = Refusal(subject="on", reason=EAGER_ONLY)
+    refusal = Refusal(subject=name, reason=EAGER_ONLY)
     return Decision(name=name, value="off", reason="eager takes every step", refused=(refusal,))
 
 
