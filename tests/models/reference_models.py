@@ -1,7 +1,7 @@
 """Tiny random models made by transformers, saved as checkpoints, and ours filled from the files."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from transformers.models.llama import modeling_llama
 
 from headrace.config.persona import ModelTraits
 from headrace.config.plan import RopePlan
+from headrace.layers.weight_formats import DENSE, WeightFormat
 from headrace.layers.weights import weight_slots
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model, read_model_traits
@@ -70,20 +71,27 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case made real: the checkpoint, prompts, and transformers' logits [L, V] for each."""
+    """A case made real: the checkpoint, prompts, and transformers' logits [L, V] for each.
+
+    `run` gives transformers' logits for other tokens.
+    """
 
     case: Case
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     prompts: list[list[int]]
     logits: list[Tensor]
+    run: Callable[[list[int]], Tensor]
 
     def traits(self) -> ModelTraits:
         return read_model_traits(self.config)
 
-    def ours(self) -> CausalDecoder:
+    def ours(
+        self, dtype: torch.dtype = torch.float32, weight_format: WeightFormat = DENSE
+    ) -> CausalDecoder:
         """Our model, every slot filled and no tensor left over."""
-        model = self._empty(self.traits(), self.case.max_model_len)
+        length = self.case.max_model_len
+        model = self._empty(self.traits(), length, dtype, weight_format)
         slots = weight_slots(model)
         assert slots.keys() == self.tensors.keys() - model.ignored_tensors()
         for name, slot in slots.items():
@@ -103,9 +111,15 @@ class Reference:
         pairs = zip(logits, self.logits, strict=True)
         return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
 
-    def _empty(self, traits: ModelTraits, length: int) -> CausalDecoder:
+    def _empty(
+        self,
+        traits: ModelTraits,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        weight_format: WeightFormat = DENSE,
+    ) -> CausalDecoder:
         plans = {name: RopePlan(traits=rope, length=length) for name, rope in traits.ropes.items()}
-        return build_model(traits, plans, torch.float32, "cpu")
+        return build_model(traits, plans, dtype, "cpu", weight_format=weight_format)
 
 
 def make_reference(case: Case, folder: Path) -> Reference:
@@ -131,6 +145,8 @@ def make_reference(case: Case, folder: Path) -> Reference:
         model = model_class._from_config(config, attn_implementation="eager").eval()
         randomise(model)
     model.save_pretrained(folder)
+    if case.hold:
+        hold_rope(model, case.max_model_len)
     generator = seeded(2)
     lengths = [length for length in LENGTHS if length <= case.max_model_len]
     if case.max_model_len < max(LENGTHS):
@@ -141,16 +157,16 @@ def make_reference(case: Case, folder: Path) -> Reference:
         config=json.loads((folder / "config.json").read_text()),
         tensors=load_file(folder / "model.safetensors"),
         prompts=prompts,
-        logits=reference_logits(model, case, prompts),
+        logits=[reference_logits(model, case, prompt) for prompt in prompts],
+        run=partial(reference_logits, model, case),
     )
 
 
-def reference_logits(model: PreTrainedModel, case: Case, prompts: list[list[int]]) -> list[Tensor]:
-    """[L, V] for each prompt, each run alone."""
-    if case.hold:
-        hold_rope(model, case.max_model_len)
+def reference_logits(model: PreTrainedModel, case: Case, prompt: list[int]) -> Tensor:
+    """[L, V]"""
     with patched(model, case), torch.no_grad():
-        return [model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
+        logits: Tensor = model(torch.tensor([prompt]), use_cache=False).logits
+    return logits[0]
 
 
 def randomise(model: PreTrainedModel) -> None:

@@ -8,7 +8,12 @@ from model_cases import BREAKAGES, CASES, Breakage
 from model_driver import Driver
 from reference_models import TOLERANCE, Reference, make_reference
 
-DECODED = 20
+from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
+from headrace.layers.weights import finish_weights
+
+CPU = torch.device("cpu")
+
+DECODED, GREEDY_STEPS = 20, 64
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,53 @@ def test_logits_are_those_of_transformers(name: str, reference: Callable[[str], 
     assert expected.difference(driver.whole(*expected.prompts)) <= TOLERANCE
     decoded = driver.decoded(*expected.prompts, tail=DECODED)
     assert expected.difference(decoded) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "within" not in name])
+def test_greedy_tokens_are_those_of_transformers(
+    name: str, reference: Callable[[str], Reference]
+) -> None:
+    """64 tokens chosen step by step; transformers reads the result and would choose the same."""
+    expected = reference(name)
+    driver = Driver(expected.ours(), max_length=256)
+    tokens = list(expected.prompts[3])
+    first = len(tokens)
+    (logits,) = driver.whole(tokens)
+    for _ in range(GREEDY_STEPS):
+        tokens.append(int(logits[-1].argmax()))
+        (logits,) = driver.step({0: tokens[-1:]}, decode=True)
+    theirs = expected.run(tokens)[first - 1 : -1]  # [GREEDY_STEPS, V]
+    chosen = torch.tensor(tokens[first:])
+    lost = theirs.max(-1).values - theirs.gather(1, chosen[:, None])[:, 0]
+    assert lost.max().item() <= 2 * TOLERANCE, "another token was better by more than an error"
+
+
+@pytest.mark.parametrize("name", ["llama-biased", "qwen3", "gemma3"])
+@pytest.mark.parametrize("format_name", WEIGHT_FORMATS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, TOLERANCE), (torch.bfloat16, 0.2), (torch.float16, 0.05)],
+    ids=str,
+)
+def test_dtypes_and_weight_formats(
+    name: str,
+    format_name: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    reference: Callable[[str], Reference],
+) -> None:
+    if format_name == "onednn" and choose_weight_format(CPU, dtype).value != "onednn":
+        pytest.skip(f"this CPU has no onednn format of {dtype}")
+    expected = reference(name)
+    model = expected.ours(dtype, WEIGHT_FORMATS[format_name])
+    finish_weights(model)
+    driver = Driver(model, max_length=256, sequences=len(expected.prompts))
+    for logits in (
+        driver.whole(*expected.prompts),
+        driver.decoded(*expected.prompts, tail=DECODED),
+    ):
+        assert all(part.dtype == torch.float32 for part in logits)
+        assert expected.difference(logits) <= tolerance
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda b: f"{b.case}: {b.trait}")
