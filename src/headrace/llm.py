@@ -1,17 +1,22 @@
 """`LLM`: offline generation in Python."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
-from tqdm import tqdm
-
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
-from headrace.engine.engine import DEFAULT_MAX_TOKENS, Engine, RequestHandle
+from headrace.engine.engine import Engine, PreparedRequest, RequestHandle
 from headrace.engine.explanation import Explanation, explanation_of
+from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import Piece, RequestOutput
+from headrace.engine.progress import Progress
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
+from headrace.engine.turns import Turns
 from headrace.request.sampling_params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
 
@@ -22,6 +27,8 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A model that is loaded and ready.
+
+    Threads may share it: they take turns, step by step, and their requests run in one batch.
 
     Args:
         model: path of a folder or .gguf file, short name (`smollm2`) or hub id.
@@ -43,6 +50,8 @@ class LLM:
             raise TypeError(f"LLM got unknown options: {', '.join(unknown)}")
         self.config = EngineConfig(model=str(model), **options)
         self._engine: Engine | None = Engine(self.config, progress=show_progress)
+        self._turns = Turns()
+        self._left: deque[str] = deque()  # requests whose callers went away
 
     # ---- generation
 
@@ -66,14 +75,22 @@ class LLM:
         """
         listed = _listed(prompts)
         params = self._params(sampling_params, len(listed))
-        return self._run(listed, params, DEFAULT_MAX_TOKENS, use_tqdm)
+        prepared = []
+        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
+            with _naming(index):
+                prepared.append(self.engine.prepare(prompt, each))
+        return self._run(prepared, use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[Piece]:
-        """Continue one prompt, piece by piece. Leaving the iteration early aborts the request."""
-        params = sampling_params or self.engine.default_params
-        return self._stream(prompt, params, DEFAULT_MAX_TOKENS)
+    ) -> Generator[Piece, None, None]:
+        """Continue one prompt, piece by piece; the text of the pieces, joined, is the output's.
+
+        The request is checked now and starts with the first piece. Leaving the iteration early
+        aborts it.
+        """
+        (params,) = self._params(sampling_params, 1)
+        return self._stream(self.engine.prepare(prompt, params))
 
     def chat(
         self,
@@ -90,22 +107,26 @@ class LLM:
             template: passed to the chat template (tools, add_generation_prompt, ...).
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the messages.
+            RequestError: the model has no chat template, or it refuses the messages; names the
+                conversation's index. Nothing ran.
         """
-        batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._render(conversation, template) for conversation in batch]  # type: ignore[arg-type]
-        params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, None, use_tqdm)
+        batch = _conversations(messages)
+        params = self._params(sampling_params, len(batch))
+        prepared = []
+        for index, (conversation, each) in enumerate(zip(batch, params, strict=True)):
+            with _naming(index):
+                prepared.append(self._prepare_chat(conversation, each, template))
+        return self._run(prepared, use_tqdm)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         **template: Any,
-    ) -> Iterator[Piece]:
-        """Answer one conversation, piece by piece."""
-        params = sampling_params or self.engine.default_params
-        return self._stream(self._render(messages, template), params, None)
+    ) -> Generator[Piece, None, None]:
+        """Answer one conversation, piece by piece; see `stream`."""
+        (params,) = self._params(sampling_params, 1)
+        return self._stream(self._prepare_chat(messages, params, template))
 
     # ---- knowing
 
@@ -122,19 +143,22 @@ class LLM:
 
     def explain(self) -> Explanation:
         """Persona, plan, what was measured and where memory went."""
-        return explanation_of(self.engine.settled, self.engine.worker.runner)
+        engine = self.engine
+        return explanation_of(engine.settled, engine.worker.runner)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start (steps by path and reason, tokens, endings) and memory now."""
-        return self.engine.stats()
+        with self._turn():
+            return self.engine.stats()
 
     # ---- end
 
     def close(self) -> None:
         """Abort what runs and give the model's memory back. Closing twice is fine."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        with self._turns:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
 
     def __enter__(self) -> Self:
         return self
@@ -156,84 +180,129 @@ class LLM:
 
     # ---- inside
 
-    def _run(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        default_max_tokens: int | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        engine = self.engine
-        ids = [
-            _with_index(index, engine.check, prompt, each)
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-        ]
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Have the engine for this thread alone."""
+        try:
+            with self._turns:
+                yield
+        finally:
+            self._abort_left()
+
+    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         handles: list[RequestHandle] = []
         try:
-            for prompt, own_ids, each in zip(prompts, ids, params, strict=True):
-                text = prompt if isinstance(prompt, str) else None
-                handles.append(
-                    engine.add(own_ids, each, text=text, default_max_tokens=default_max_tokens)
-                )
-            with tqdm(total=len(handles), desc="Processed prompts", disable=not use_tqdm) as bar:
-                while not all(handle.is_finished for handle in handles):
-                    bar.update(len(engine.step()))
+            with interrupts_held(), self._turn():
+                handles += map(self.engine.submit, prepared)
+            running = {handle.request_id: handle for handle in handles}
+            with Progress(len(handles), shown=use_tqdm) as progress:
+                for handle in handles:
+                    while not handle.is_finished:
+                        ended = self._step(handle)
+                        progress.count([own for own in ended if running.pop(own.request_id, None)])
+                progress.count(running.values())  # these ended in steps of other threads
         except BaseException:
-            self._abort(handles)
+            self._leave(handles)
             raise
         return [handle.output() for handle in handles]
 
-    def _stream(
-        self, prompt: Prompt, params: SamplingParams, default_max_tokens: int | None
-    ) -> Iterator[Piece]:
-        engine = self.engine
-        handle = engine.add(prompt, params, default_max_tokens=default_max_tokens)
+    def _stream(self, prepared: PreparedRequest) -> Generator[Piece, None, None]:
+        handles: list[RequestHandle] = []
+        try:
+            with interrupts_held(), self._turn():
+                handles.append(self.engine.submit(prepared))
+            (handle,) = handles
+            is_finished = False
+            while not is_finished:
+                self._step(handle)
+                with self._turn():
+                    is_finished, pieces = handle.is_finished, handle.take_pieces()
+                yield from pieces
+        finally:
+            self._leave(handles)
 
-        def pieces() -> Iterator[Piece]:
+    def _step(self, handle: RequestHandle) -> list[RequestHandle]:
+        """One step, unless the request has ended meanwhile: by another thread, or by `close`."""
+        with self._turn():
+            return [] if handle.is_finished else self.engine.step()
+
+    def _leave(self, handles: Sequence[RequestHandle]) -> None:
+        """Abort what has not ended.
+
+        Never waits: the garbage collector may end a stream in the middle of anything, a turn of
+        this very thread included. Who has the turn sees to it at its end.
+        """
+        self._left.extend(handle.request_id for handle in handles if not handle.is_finished)
+        self._abort_left()
+
+    def _abort_left(self) -> None:
+        while self._left and self._turns.take_if_free():
             try:
-                while not handle.is_finished:
-                    engine.step()
-                    yield from handle.take_pieces()
+                left = [self._left.popleft() for _ in range(len(self._left))]
+                if self._engine is not None:
+                    self._engine.abort(left)
             finally:
-                self._abort([handle])
+                self._turns.give_back()
 
-        return pieces()
-
-    def _abort(self, handles: Sequence[RequestHandle]) -> None:
-        engine = self.engine
-        for handle in handles:
-            engine.abort(handle.request_id)
-        engine.settle()
-
-    def _render(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
+    def _prepare_chat(
+        self, messages: Sequence[Message], params: SamplingParams, template: Mapping[str, Any]
+    ) -> PreparedRequest:
         tokenizer = self.get_tokenizer()
         text = tokenizer.apply_chat_template(messages, **template)
-        return tokenizer.encode(text, add_special_tokens=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return self.engine.prepare(ids, params, text=text, default_max_tokens=None)
 
     def _params(self, params: Params | None, count: int) -> list[SamplingParams]:
         if params is None:
             return [self.engine.default_params] * count
         if isinstance(params, SamplingParams):
             return [params] * count
+        if not isinstance(params, list | tuple):
+            raise RequestError(
+                f"sampling_params is {reprlib.repr(params)}",
+                remedy="Give a SamplingParams, or a list with one per prompt",
+            )
         if len(params) != count:
             raise RequestError(
                 f"{count} prompts came with {len(params)} sampling params",
                 remedy="Give one for all, or one per prompt",
             )
+        for index, each in enumerate(params):
+            if not isinstance(each, SamplingParams):
+                raise RequestError(
+                    f"Prompt {index}: its sampling params are {reprlib.repr(each)}",
+                    remedy="Give a SamplingParams",
+                )
         return list(params)
 
 
 def _listed(prompts: Prompts) -> list[Prompt]:
+    """The prompts of a call; one prompt alone becomes a list of itself."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    listed: list[Any] = _as_list("prompts", prompts, "Give a text, a list of token ids, or a list")
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
 
 
-def _with_index(index: int, check: Any, prompt: Prompt, params: SamplingParams) -> list[int]:
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    listed = _as_list("messages", messages, "Give a list of messages, dicts with role and content")
+    return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def _as_list(name: str, value: Any, remedy: str) -> list[Any]:
+    if not isinstance(value, str | bytes | bytearray | Mapping | set | frozenset):
+        try:
+            return list(value)
+        except TypeError:
+            pass  # told below
+    raise RequestError(f"{name} is {reprlib.repr(value)}", remedy=remedy)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Let an error say which prompt it is about."""
     try:
-        return check(prompt, params)  # type: ignore[no-any-return]
+        yield
     except RequestError as error:
         raise RequestError(
             f"Prompt {index}: {error.what}", why=error.why, remedy=error.remedy

@@ -1,14 +1,18 @@
 """One engine in this process: text, scheduler and worker joined.
 
-`add` takes a request, `step` takes one turn of the loop, a `RequestHandle` gives the output. Not
-safe to share between threads; the faces above see to that.
+`prepare` checks a request, `submit` queues it, `step` takes one turn of the loop, a `RequestHandle`
+gives the output. Not safe to share between threads; the faces above see to that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.explanation import explanation_of, sampling_defaults
+from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import Piece, RequestOutput
 from headrace.engine.prompts import (
     Prompt,
@@ -22,6 +26,9 @@ from headrace.engine.sequence_output import SequenceOutput
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
+from headrace.runner.report import summary
+from headrace.runner.worker import TpModelWorker
+from headrace.sampling.bad_words import HostMask
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Admission, Scheduler
 from headrace.scheduler.sequence import Sequence as ScheduledSequence
@@ -29,7 +36,24 @@ from headrace.text.build import build_tokenizer
 from headrace.text.output_text import OutputText
 from headrace.text.tokenizer import Tokenizer
 
+log = get_logger(__name__)
+
 DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that was found valid; `submit` cannot refuse it.
+
+    Attributes:
+        text: the prompt as text, where it came so. host_mask: bad words of the request.
+    """
+
+    text: str | None
+    token_ids: Sequence[int]
+    params: SamplingParams
+    max_tokens: int
+    host_mask: HostMask | None
 
 
 class RequestHandle:
@@ -52,6 +76,10 @@ class RequestHandle:
     @property
     def is_finished(self) -> bool:
         return all(output.ending is not None for output in self._outputs)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self._outputs)
 
     def take_pieces(self) -> list[Piece]:
         """New pieces of all continuations since the last call."""
@@ -92,7 +120,10 @@ class Engine:
         self.eos_token_ids = _eos_token_ids(self.settled, self.tokenizer)
         self.default_params = default_params(checkpoint.generation_config)
         self.worker = assemble(self.settled, progress=progress)
-        self.scheduler = Scheduler(self.worker, self._decode_token, retract_every=retract_every)
+        self.scheduler = Scheduler(
+            self.worker, _token_text(self.tokenizer), retract_every=retract_every
+        )
+        _log_start(self.settled, self.worker)
         self._handles: dict[str, RequestHandle] = {}
         self._numbers = count()
         self._ongoing: LaunchedStep | None = None
@@ -102,13 +133,28 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        text: str | None = None,
         request_id: str | None = None,
-        default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
         priority: int = 0,
         cache_salt: str = "",
     ) -> RequestHandle:
-        """Queue a request.
+        """Queue a request: `prepare` and `submit` in one."""
+        return self.submit(
+            self.prepare(prompt, params),
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        text: str | None = None,
+        default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    ) -> PreparedRequest:
+        """Turn prompt and options into what the scheduler needs. Queues nothing, and may be called
+        from any thread.
 
         Args:
             text: the prompt as text, where `prompt` holds its ids.
@@ -116,36 +162,51 @@ class Engine:
                 `None`; `None`: the rest of the context.
 
         Raises:
-            RequestError: it can never be served; nothing was queued.
+            RequestError: it can never be served.
         """
-        ids = self.check(prompt, params)
+        check_params(params, self.tokenizer, self.vocab_size)
+        ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
+        self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))
+        max_tokens = params.max_tokens or self._room(len(ids), params, default_max_tokens)
+        return PreparedRequest(
+            text=prompt if isinstance(prompt, str) else text,
+            token_ids=ids,
+            params=params,
+            max_tokens=max_tokens,
+            host_mask=bad_words(params, self.tokenizer),
+        )
+
+    def submit(
+        self,
+        prepared: PreparedRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestHandle:
+        """Queue a prepared request.
+
+        Raises:
+            RequestError: its `request_id` is in flight already; nothing was queued.
+        """
         request = Request(
             request_id=request_id or f"request-{next(self._numbers)}",
-            prompt_token_ids=ids,
-            params=params,
+            prompt_token_ids=prepared.token_ids,
+            params=prepared.params,
             priority=priority,
             cache_salt=cache_salt,
         )
-        max_tokens = params.max_tokens or self._room(len(ids), default_max_tokens)
-        mask = bad_words(params, self.tokenizer)
-        outputs = [self._sequence_output(request, index) for index in range(params.n)]
-        sequences = self.scheduler.add(
-            request,
-            max_tokens,
-            stop_ids(params, self.eos_token_ids),
-            [Admission(sink=output, host_mask=mask) for output in outputs],
-        )
-        text = prompt if isinstance(prompt, str) else text
-        handle = RequestHandle(request, text, outputs, sequences)
-        self._handles[request.request_id] = handle
+        outputs = [self._sequence_output(request, index) for index in range(prepared.params.n)]
+        with interrupts_held():
+            sequences = self.scheduler.add(
+                request,
+                prepared.max_tokens,
+                stop_ids(prepared.params, self.eos_token_ids),
+                [Admission(sink=output, host_mask=prepared.host_mask) for output in outputs],
+            )
+            handle = RequestHandle(request, prepared.text, outputs, sequences)
+            self._handles[request.request_id] = handle
         return handle
-
-    def check(self, prompt: Prompt, params: SamplingParams) -> list[int]:
-        """The prompt's ids, once prompt and options are known to be valid. Queues nothing."""
-        check_params(params, self.tokenizer, self.vocab_size)
-        ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
-        self.scheduler.check_lengths(len(ids), params.max_tokens or 1)
-        return ids
 
     @property
     def has_work(self) -> bool:
@@ -153,28 +214,30 @@ class Engine:
 
     def step(self) -> list[RequestHandle]:
         """One turn of the loop; returns the requests that ended in it."""
-        self._ongoing = self.scheduler.loop(self._ongoing)
-        ended = [handle for handle in self._handles.values() if handle.is_finished]
-        for handle in ended:
-            del self._handles[handle.request_id]
-        return ended
+        with interrupts_held():
+            last, self._ongoing = self._ongoing, None
+            self._ongoing = self.scheduler.loop(last)
+            return self._forget_ended()
 
-    def abort(self, request_id: str) -> bool:
-        """End a request now; unknown and ended ones are left alone (False)."""
-        return self.scheduler.abort(request_id)
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests now and let the step in flight, if any, end too: what they held is free
+        afterwards. Unknown and ended ones are left alone."""
+        with interrupts_held():
+            for request_id in request_ids:
+                self.scheduler.abort(request_id)
+            self.settle()
 
     def settle(self) -> None:
         """Process the step in flight, if any, and launch nothing."""
-        if self._ongoing is not None:
-            self.scheduler.process(self._ongoing)
-            self._ongoing = None
+        with interrupts_held():
+            last, self._ongoing = self._ongoing, None
+            if last is not None:
+                self.scheduler.process(last)
+            self._forget_ended()
 
     def close(self) -> None:
         """Abort what runs and let the step in flight end."""
-        for request_id in tuple(self._handles):
-            self.abort(request_id)
-        self._handles.clear()
-        self.settle()
+        self.abort(tuple(self._handles))
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start and the state of memory now."""
@@ -196,9 +259,12 @@ class Engine:
             ],
         }
 
-    def _room(self, prompt_length: int, default: int | None) -> int:
+    def _forget_ended(self) -> list[RequestHandle]:
+        return [self._handles.pop(request_id) for request_id in self.scheduler.take_ended()]
+
+    def _room(self, prompt_length: int, params: SamplingParams, default: int | None) -> int:
         room = self.scheduler.longest_output(prompt_length)
-        return room if default is None else min(default, room)
+        return room if default is None else min(max(default, params.min_tokens), room)
 
     def _sequence_output(self, request: Request, index: int) -> SequenceOutput:
         params = request.params
@@ -219,20 +285,38 @@ class Engine:
             keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
         )
 
-    def _decode_token(self, token_id: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
-
 
 def _tokenizer(settled: Settled) -> Tokenizer | None:
     source = settled.tokenizer_source
     return None if source is None else build_tokenizer(source)
 
 
+def _token_text(tokenizer: Tokenizer | None) -> Callable[[int], str | None]:
+    """Text of a token id, for logprobs."""
+    return (lambda token_id: None) if tokenizer is None else tokenizer.token_text
+
+
 def _eos_token_ids(settled: Settled, tokenizer: Tokenizer | None) -> frozenset[int]:
-    if tokenizer is not None:
-        return tokenizer.eos_token_ids
-    ids: list[int] = []
+    """Ids that end a sequence: those of config, generation config and tokenizer together."""
+    ids = set() if tokenizer is None else set(tokenizer.eos_token_ids)
     for config in (settled.checkpoint.config, settled.checkpoint.generation_config):
-        stated = config.get("eos_token_id")
-        ids += stated if isinstance(stated, Sequence) else [] if stated is None else [stated]
-    return frozenset(ids)
+        ids |= _stated_ids(config)
+    vocab_size = settled.persona.traits.vocab_size
+    outside = sorted(token for token in ids if not 0 <= token < vocab_size)
+    if outside:
+        log.warning("End tokens %s are outside the vocabulary of %d ids", outside, vocab_size)
+    return frozenset(ids.difference(outside))
+
+
+def _stated_ids(config: Mapping[str, Any]) -> set[int]:
+    stated = config.get("eos_token_id")
+    return set(stated) if isinstance(stated, Sequence) else set() if stated is None else {stated}
+
+
+def _log_start(settled: Settled, worker: TpModelWorker) -> None:
+    explanation = explanation_of(settled, worker.runner)
+    log.info("Ready on %s", summary(explanation))
+    for decision in (*settled.plan, sampling_defaults(settled)):
+        log.info("%s", decision)
+        for refusal in decision.refused:
+            log.info("%s: not %s", decision.name, refusal)

@@ -1,14 +1,18 @@
 """Everything an engine decided, with its reasons, as one object to print or to read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from headrace.base.decision import Decision
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
+from headrace.engine.prompts import default_params
+from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_table import MemoryTable, memory_table
 from headrace.runner.model_runner import ModelRunner, StartupPart
+from headrace.runner.report import render
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,10 @@ class Explanation:
     memory: MemoryTable
     measured: tuple[Decision[int], ...] = ()
     startup: tuple[StartupPart, ...] = ()
+    sampling_defaults: Decision[dict[str, Any]]
+
+    def __str__(self) -> str:
+        return f"{render(self)}\n\nSampling\n  {self.sampling_defaults}"
 
 
 def explanation_of(settled: Settled, runner: ModelRunner | None = None) -> Explanation:
@@ -32,4 +40,22 @@ def explanation_of(settled: Settled, runner: ModelRunner | None = None) -> Expla
         memory=memory_table(settled.persona, settled.hardware, settled.plan),
         measured=tuple(runner.measured) if runner else (),
         startup=tuple(runner.startup) if runner else (),
+        sampling_defaults=sampling_defaults(settled),
+    )
+
+
+def sampling_defaults(settled: Settled) -> Decision[dict[str, Any]]:
+    """Options of a request that brings no `SamplingParams`, where they are not our own defaults."""
+    given = default_params(settled.checkpoint.generation_config)
+    ours = SamplingParams()
+    changed = {
+        entry.name: getattr(given, entry.name)
+        for entry in fields(given)
+        if getattr(given, entry.name) != getattr(ours, entry.name)
+    }
+    reason = "the checkpoint's generation config" if changed else "the checkpoint states none"
+    return Decision(
+        name="sampling_defaults",
+        value=changed,
+        reason=f"{reason}; used where a request brings no SamplingParams",
     )

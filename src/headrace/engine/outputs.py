@@ -27,16 +27,26 @@ class CompletionOutput:
     paths: list[tuple[str, int]]
     message: str = ""
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum over the tokens' logprobs; `None` when they were not asked."""
+        if self.logprobs is None:
+            return None
+        chosen = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(entries[token].logprob for token, entries in chosen)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """One finished request: the prompt and its n continuations.
 
     Attributes:
-        prompt: the text, `None` when token ids were given.
+        prompt: the text (of a conversation: as the chat template wrote it), `None` when token ids
+            were given.
         prompt_logprobs: an entry per prompt token, the first `None`; `None` when not asked.
         cached_tokens: prompt tokens taken from the prefix cache.
         paths: those of the first continuation.
+        finished: always true; the continuations say how they ended.
     """
 
     request_id: str
@@ -49,6 +59,10 @@ class RequestOutput:
     routed_experts: None = None
 
     @property
+    def finished(self) -> bool:
+        return True
+
+    @property
     def paths(self) -> list[tuple[str, int]]:
         return self.outputs[0].paths
 
@@ -57,14 +71,15 @@ class RequestOutput:
 class Piece:
     """New output of one continuation since the piece before.
 
-    `finish_reason` is set on the last piece only; `text` may be empty while characters or stop
-    strings are incomplete.
+    `finish_reason` is set on the last piece only, `prompt_logprobs` on the first one of the first
+    continuation; `text` may be empty while characters or stop strings are incomplete.
     """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     message: str = ""

@@ -1,10 +1,12 @@
 """From what a caller sends to token ids, options and stop ids; every check that needs the text."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import CheckpointError, RequestError
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.bad_words import BadWords
 from headrace.text.tokenizer import Tokenizer
@@ -18,25 +20,45 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: in
     """Ids of a prompt given as text or as ids.
 
     Raises:
-        RequestError: text without a tokenizer, an id outside [0, vocab_size), or nothing at all.
+        RequestError: neither text nor ids, text without a tokenizer, an id outside
+            [0, vocab_size), or nothing at all.
     """
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError(NO_TOKENIZER, remedy="Send the prompt as a list of token ids")
         ids = tokenizer.encode(prompt)
     else:
-        ids = list(prompt)
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise RequestError(f"The prompt holds {token!r}", why="token ids are whole numbers")
+        ids = _plain_ids(prompt)
+    if not ids:
+        raise RequestError("The prompt is empty", remedy="Send at least one token")
+    for token in (min(ids), max(ids)):
         if not 0 <= token < vocab_size:
             raise RequestError(
                 f"The prompt holds token id {token}",
                 why=f"the vocabulary has ids 0 to {vocab_size - 1}",
             )
-    if not ids:
-        raise RequestError("The prompt is empty", remedy="Send at least one token")
     return ids
+
+
+def _plain_ids(prompt: object) -> list[int]:
+    """The ids as Python's own integers; those of other libraries count, True and False do not."""
+    kind = RequestError(
+        f"The prompt is {reprlib.repr(prompt)}", remedy="Send a text or a list of token ids"
+    )
+    if isinstance(prompt, bytes | bytearray | memoryview | Mapping | set | frozenset):
+        raise kind  # they can be read as a list of numbers, and nobody means that
+    try:
+        tokens: list[Any] = list(prompt)  # type: ignore[call-overload]
+    except TypeError:
+        raise kind from None
+    if all(type(token) is int for token in tokens):
+        return tokens
+    for token in tokens:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise RequestError(
+                f"The prompt holds {reprlib.repr(token)}", why="token ids are whole numbers"
+            )
+    return [int(token) for token in tokens]
 
 
 def check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
@@ -74,11 +96,20 @@ def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """Sampling defaults as the checkpoint's generation_config.json states them."""
+    """Sampling defaults as the checkpoint's generation_config.json states them.
+
+    Raises:
+        CheckpointError: a value that no request could ask for.
+    """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     stated = {
         name: generation_config[name] for name in names if generation_config.get(name) is not None
     }
     if generation_config.get("do_sample") is False:
         stated["temperature"] = 0.0
-    return replace(SamplingParams(), **stated)
+    try:
+        return replace(SamplingParams(), **stated)
+    except RequestError as error:
+        raise CheckpointError(
+            f"generation_config.json: {error.what}", why=error.why, remedy=error.remedy
+        ) from error

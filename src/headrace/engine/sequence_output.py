@@ -32,6 +32,7 @@ class SequenceOutput:
         self._text, self._hidden_ids = text, hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
+        self._prompt_taken = False
 
     # ---- from the scheduler
 
@@ -49,12 +50,12 @@ class SequenceOutput:
 
     def finished(self, ending: Finished) -> None:
         assert self.ending is None, "a sequence ends once"
+        self.ending = ending
         if self._text is not None:
             self._shown.append(self._text.finish())
             stopped = self._text.stopped
-            if stopped is not None and ending.stop_reason is None and ending.reason == "length":
-                ending = Finished("stop", stop_reason=stopped)  # completed by the held tail
-        self.ending = ending
+            if stopped is not None and ending.reason == "length":
+                self.ending = Finished("stop", stop_reason=stopped)  # by the held tail
 
     # ---- to the caller
 
@@ -65,11 +66,14 @@ class SequenceOutput:
             return None
         self._taken_texts, self._taken_tokens = len(self._shown), len(self.token_ids)
         ending = self.ending
+        prompt_entries = None if self._prompt_taken else self.prompt_entries
+        self._prompt_taken = True
         return Piece(
             index=self.index,
             text="".join(self._shown[texts:]),
             token_ids=self.token_ids[tokens:],
             logprobs=None if self.logprobs is None else self.logprobs[tokens:],
+            prompt_logprobs=prompt_entries,
             finish_reason=ending.reason if ending else None,
             stop_reason=ending.stop_reason if ending else None,
             message=ending.message if ending else "",

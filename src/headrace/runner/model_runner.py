@@ -7,7 +7,8 @@ and `_forward_raw` stay this small: a feature is a path, a backend, an observer 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -166,22 +167,20 @@ class ModelRunner:
             self.plan.page_size.value,
         )
         with self._part("forward paths"):
+            model = self.model  # named here, so that the path does not hold the runner
             eager = EagerPath(
                 preparation,
                 tuple(self.backends.values()),
-                self.model.forward,
-                lambda hidden, batch: process_logits(self.model, hidden, batch),
+                model.forward,
+                lambda hidden, batch: process_logits(model, hidden, batch),
             )
             eager.prepare()
             self.selector = Selector([eager], absent=self._absent_paths())
 
     def _absent_paths(self) -> list[Refusal]:
         plan = self.plan
-        return [
-            refusal
-            for decision in (plan.decode_graph, plan.prefill_graph, plan.cpu_graph)
-            for refusal in decision.refused
-        ]
+        decisions = (plan.decode_graph, plan.prefill_graph, plan.cpu_graph)
+        return [refusal for decision in decisions for refusal in _why_off(decision)]
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -242,6 +241,15 @@ class ModelRunner:
     def explain(self, facts: BatchFacts) -> Decision[str]:
         """Which path such a batch would take, and why better ones would not."""
         return self.selector.explain(facts)
+
+
+def _why_off(decision: Decision[Any]) -> list[Refusal]:
+    """Why the path that a decision is about does not exist, by the path's name."""
+    if decision.value != "off":
+        return []
+    if not decision.refused:
+        return [Refusal(subject=decision.name, reason=decision.reason)]
+    return [replace(refusal, subject=decision.name) for refusal in decision.refused]
 
 
 def _new_tokens(batch: ForwardBatch) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.kernels.noise import derive_seed
-from headrace.request.outcome import Finished
+from headrace.request.outcome import Finished, FinishReason
 from headrace.request.request import Request
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import TpModelWorker
@@ -74,6 +74,7 @@ class Scheduler:
         self._decode_token = decode_token
         self._retract_every = retract_every
         self._groups: dict[str, list[Sequence]] = {}
+        self._ended: list[str] = []
         self._arrivals = 0
         self._seeds = random.Random(runner.config.seed)
 
@@ -124,6 +125,11 @@ class Scheduler:
             self._finish(sequence, Finished("abort", message=message))
         return bool(left)
 
+    def take_ended(self) -> list[str]:
+        """Ids of the requests whose last sequence ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
     # ---- the loop
 
     @property
@@ -131,14 +137,23 @@ class Scheduler:
         return bool(self._groups)
 
     def loop(self, last: LaunchedStep | None) -> LaunchedStep | None:
-        """One turn; returns the step to hand to the next turn."""
-        ongoing = self._launch()
-        if last is not None:
-            self.process(last)
-        if ongoing is not None and not self.overlap:
-            self.process(ongoing)
-            return None
-        return ongoing
+        """One turn; returns the step to hand to the next turn.
+
+        A step that fails ends its sequences and the turn goes on. What is no failure, such as an
+        interrupt, is raised, and leaves no step in flight.
+        """
+        unprocessed = [] if last is None else [last]
+        try:
+            ongoing = self._launch()
+            if ongoing is not None:
+                unprocessed.append(ongoing)
+            while len(unprocessed) > int(self.overlap and ongoing is not None):
+                self.process(unprocessed.pop(0))
+        except BaseException:
+            for step in unprocessed:
+                self.process(step)
+            raise
+        return unprocessed[0] if unprocessed else None
 
     def _launch(self) -> LaunchedStep | None:
         self._retract_for_test()
@@ -147,12 +162,20 @@ class Scheduler:
             return None
         try:
             return self._run(shares)
-        except Exception as error:  # whatever a step raises ends its sequences, not the engine
-            log.exception("A step of %d sequences failed", len(shares))
-            for share in shares:
-                self._finish(share.sequence, Finished("error", message=_describe(error)))
-            self.counts["failed_steps"] += 1
+        except BaseException as error:
+            self._fail(shares, error)
             return None
+
+    def _fail(self, shares: list[Share], error: BaseException) -> None:
+        """Whatever a step raises ends its sequences, not the engine; an interrupt goes on."""
+        is_failure = isinstance(error, Exception)
+        reason: FinishReason = "error" if is_failure else "abort"
+        for share in shares:
+            self._finish(share.sequence, Finished(reason, message=_describe(error)))
+        if not is_failure:
+            raise error
+        log.error("A step of %d sequences failed", len(shares), exc_info=error)
+        self.counts["failed_steps"] += 1
 
     def _run(self, shares: list[Share]) -> LaunchedStep:
         runner = self.worker.runner
@@ -174,6 +197,18 @@ class Scheduler:
 
     def process(self, step: LaunchedStep) -> None:
         """Deal with the results of a launched step: tokens, endings, pages that come free."""
+        for share in step.shares:
+            share.sequence.in_flight -= 1
+            share.sequence.pending -= share.samples
+        try:
+            self._take_results(step)
+        except BaseException as error:
+            self._fail(step.shares, error)
+        finally:
+            for share in step.shares:
+                self._settle(share.sequence)
+
+    def _take_results(self, step: LaunchedStep) -> None:
         results = step.result.collect()
         take_prompt_logprobs(step, results, self._decode_token)
         logprobs = sampled_logprobs(step, results, self._decode_token)
@@ -181,12 +216,10 @@ class Scheduler:
         for place, share in enumerate(step.sampling):
             finite[share.sequence] = results.finite[place]
         for share in step.shares:
-            share.sequence.in_flight -= 1
             if share.sequence.state is not State.FINISHED and finite[share.sequence]:
                 share.sequence.computed += share.new_tokens
         for place, share in enumerate(step.sampling):
             sequence = share.sequence
-            sequence.pending -= 1
             if sequence.state is State.FINISHED:
                 continue  # it ended while this step was in flight: the token is dropped
             first = not sequence.proven_finite
@@ -200,8 +233,6 @@ class Scheduler:
                 self._finish(sequence, ending)
             elif first:
                 self.keeper.share(sequence)
-        for share in step.shares:
-            self._settle(share.sequence)
 
     def _settle(self, sequence: Sequence) -> None:
         self.chooser.settle(sequence)
@@ -220,6 +251,7 @@ class Scheduler:
         group.remove(sequence)
         if not group:
             del self._groups[sequence.request.request_id]
+            self._ended.append(sequence.request.request_id)
         self._settle(sequence)
         sequence.sink.finished(ending)
 
@@ -235,14 +267,14 @@ class Scheduler:
         total = prompt_length + max_tokens
         if total > self.max_model_len:
             raise RequestError(
-                f"The prompt has {prompt_length} tokens and max_tokens is {max_tokens}: "
+                f"The prompt has {prompt_length} tokens and its output needs {max_tokens}: "
                 f"{total} together",
                 why=f"the context holds {self.max_model_len} tokens (max_model_len)",
-                remedy="Shorten the prompt or lower max_tokens",
+                remedy="Shorten the prompt, or lower max_tokens or min_tokens",
             )
         if max_tokens > self.longest_output(prompt_length):
             raise RequestError(
-                f"The prompt has {prompt_length} tokens and max_tokens is {max_tokens}",
+                f"The prompt has {prompt_length} tokens and its output needs {max_tokens}",
                 why=f"the KV pool holds {self.keeper.capacity_tokens} tokens in all",
                 remedy="Shorten the prompt, lower max_tokens or raise max_total_tokens",
             )
@@ -269,7 +301,7 @@ class Scheduler:
                 self.chooser.retract(latest)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {text[:500]}"
 
