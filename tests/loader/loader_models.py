@@ -85,10 +85,10 @@ def our_logprobs(llm: LLM, prompt: list[int] = PROMPT) -> Tensor:
     params = SamplingParams(
         temperature=0.0, max_tokens=1, ignore_eos=True, logprob_token_ids=everything
     )
-    rows = []
-    for length in range(1, len(prompt) + 1):
-        entry = llm.generate(prompt[:length], params, use_tqdm=False)[0].outputs[0].logprobs[0]
-        rows.append([entry[token].logprob for token in everything])
+    prefixes = [prompt[:length] for length in range(1, len(prompt) + 1)]
+    outputs = llm.generate(prefixes, params, use_tqdm=False)
+    entries = [output.outputs[0].logprobs[0] for output in outputs]
+    rows = [[entry[token].logprob for token in everything] for entry in entries]
     return torch.tensor(rows)
 
 
