@@ -69,6 +69,7 @@ class Case:
     decode: bool = False
     ended: frozenset[int] = field(default_factory=frozenset)
     padding: int = 0
+    shuffled: bool = True
     device: str = "cpu"
     seed: int = 0
 
@@ -126,7 +127,8 @@ def make_scene(case: Case) -> Scene:
     keys = torch.full((pages, page, kv_heads, dim), NAN, dtype=torch.float64)
     values = torch.full((pages, page, kv_heads, v_dim), NAN, dtype=torch.float64)
     kv_dtype = case.kv_dtype or case.dtype
-    free = (torch.randperm(pages - 1, generator=draw) + 1).tolist()
+    order = torch.randperm(pages - 1, generator=draw) if case.shuffled else torch.arange(pages - 1)
+    free = (order + 1).tolist()
     # Past a row's pages the table holds free pages, full of NaN.
     table = torch.full((len(case.rows), max(widths, default=1) + 2), free[-1], dtype=torch.int32)
     q = torch.full((case.tokens, heads, dim), NAN, dtype=case.dtype)

@@ -1,5 +1,7 @@
 """torch_native against the float64 reference; NaN lies wherever no query may look."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_batches import Case, check, make_batch, make_scene, run
@@ -62,7 +64,7 @@ def test_pool_of_another_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> Non
 def test_many_small_tiles_give_the_same(habits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_tiles, "TILE_QUERIES", 16)
     monkeypatch.setattr(native_tiles, "MASK_ELEMENTS", 1000)
-    monkeypatch.setattr(native_tiles, "GATHER_ELEMENTS", 32 * 2 * 20)
+    monkeypatch.setitem(native_tiles.GATHER_ELEMENTS, "cpu", 32 * 2 * 20)
     monkeypatch.setattr(native_tiles, "STEP_MASK_ELEMENTS", 0)
     monkeypatch.setattr(native_math, "SCORE_ELEMENTS", 100)
     monkeypatch.setattr("headrace.attention.torch_native.SMALL_ELEMENTS", 0)
@@ -128,6 +130,22 @@ def test_layers_with_a_window_of_their_own_share_the_backend() -> None:
     torch.testing.assert_close(short.double(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("habits", HABITS)
+@pytest.mark.parametrize("row", [(199, 1), (33, 150)])
+def test_one_row_with_consecutive_pages_is_read_in_place(
+    page_size: int, habits: str, row: tuple[int, int]
+) -> None:
+    options = {"rows": [row], "decode": row[1] == 1, "page_size": page_size, **HABITS[habits]}
+    case = Case(**options, shuffled=False)  # type: ignore[arg-type]
+    check(case, TorchNativeBackend)
+    for shuffled in (False, True):
+        batch = make_scene(replace(case, shuffled=shuffled)).batch
+        tiles = make_tiles(batch, "full", window=case.window, key_elements=64, dtype=torch.float32)
+        in_place = [isinstance(tile.slots, slice) for tile in tiles]
+        assert all(in_place) if not shuffled else not any(in_place)
+
+
 def test_a_later_step_forgets_the_earlier() -> None:
     first, second = make_scene(case_of("mixed")), make_scene(case_of("decode", seed=3))
     backend = first.backend(TorchNativeBackend)
@@ -149,7 +167,7 @@ def test_tiles_of_long_steps_are_bounded_and_cover_every_token(window: int | Non
     assert covered.sort().values.equal(tokens)
     for tile in tiles:
         assert tile.rows * tile.queries * tile.keys <= native_tiles.MASK_ELEMENTS
-        bound = max(native_tiles.GATHER_ELEMENTS, tile.keys * 8 * 128)
+        bound = max(native_tiles.GATHER_ELEMENTS["cpu"], tile.keys * 8 * 128)
         assert tile.rows * tile.keys * 8 * 128 <= bound
         if window is not None:
             assert tile.keys < window + 256

@@ -15,12 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.forward_batch import ForwardBatch, KvGroup
 
 SHORT_KEYS = 256  # below this many keys rows share a tile whatever their lengths
 TILE_QUERIES = 256
 MASK_ELEMENTS = 1 << 22  # of one tile
-GATHER_ELEMENTS = 1 << 19  # keys of one tile, [b, C, K, D]: they stay in a cache on their way
+# Keys of one tile, [b, C, K, D]. On a CPU what is gathered stays in a cache until it is used: the
+# best of 2^16 to 2^21 for 16 rows of 128 to 256 tokens of SmolLM2-135M, and a row alone is faster
+# read in place at 200 tokens, slower at 2000 (2 cores of an EPYC with AVX-512, 2026-11-29).
+# Elsewhere large tiles keep the device busy.
+GATHER_ELEMENTS = {"cpu": 1 << 19}
+GATHER_ELEMENTS_ELSEWHERE = 1 << 24
+IN_PLACE_ELEMENTS = 1 << 16
 STEP_MASK_ELEMENTS = 1 << 24  # of all tiles of a step; beyond it masks are made again per layer
 
 
@@ -33,7 +39,8 @@ class Tile:
         tokens: [b * E] int64 place of each query among the step's tokens (a slice if they follow
             each other); a padded query repeats its row's last.
         real: [n] int64, places in [b * E] of queries that are not padding; `None` for all.
-        slots: [b * C] int64.
+        slots: [b * C] int64; a slice where one short row's slots follow each other, so that it is
+            read in place.
         position: [b, E] int32 of the queries. first: [b] int32, position of key column 0.
         dead: [b, E] bool, queries that see nothing; `None` when there are none.
         mask: [b, 1, E, C], 0 or -inf; `None` when nothing is masked or `mask_later`.
@@ -44,7 +51,7 @@ class Tile:
     keys: int
     tokens: Tensor | slice
     real: Tensor | None
-    slots: Tensor
+    slots: Tensor | slice
     position: Tensor
     first: Tensor
     window: int | None
@@ -111,7 +118,8 @@ def make_tiles(
     mask_later = sum(cut.mask_elements for cut in cuts) > STEP_MASK_ELEMENTS
     kv = batch.kv[group]
     return tuple(
-        _tile(batch, kv.page_table, kv.page_size, cut, window, dtype, mask_later) for cut in cuts
+        _tile(batch, kv, cut, window, dtype, mask_later, IN_PLACE_ELEMENTS // key_elements)
+        for cut in cuts
     )
 
 
@@ -134,6 +142,8 @@ def _rows(batch: ForwardBatch, window: int | None) -> Iterator[_Row]:
 
 
 def _cuts(batch: ForwardBatch, window: int | None, key_elements: int) -> Iterator[_Cut]:
+    device = batch.seq_lens.device.type
+    gather = GATHER_ELEMENTS.get(device, GATHER_ELEMENTS_ELSEWHERE) // key_elements
     alike: dict[tuple[int, int], list[_Row]] = {}
     for row in _rows(batch, window):
         key = (row.new - 1).bit_length(), (max(row.keys, SHORT_KEYS) - 1).bit_length()
@@ -141,7 +151,7 @@ def _cuts(batch: ForwardBatch, window: int | None, key_elements: int) -> Iterato
     for rows in alike.values():
         queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
         step = max(1, min(queries, TILE_QUERIES, MASK_ELEMENTS // keys))
-        together = max(1, min(GATHER_ELEMENTS // key_elements, MASK_ELEMENTS // step) // keys)
+        together = max(1, min(gather, MASK_ELEMENTS // step) // keys)
         if together < len(rows):
             rows.sort(key=lambda row: row.keys)
         for begin in range(0, len(rows), together):
@@ -160,14 +170,15 @@ def _query_cuts(rows: tuple[_Row, ...], step: int, window: int | None) -> Iterat
 
 def _tile(
     batch: ForwardBatch,
-    page_table: Tensor,
-    page_size: int,
+    kv: KvGroup,
     cut: _Cut,
     window: int | None,
     dtype: torch.dtype,
     mask_later: bool,
+    in_place: int,
 ) -> Tile:
-    device = page_table.device
+    """`in_place`: keys of a row alone up to which it is read in place."""
+    page_table, device = kv.page_table, kv.page_table.device
     total, prefix, new = _device_lengths(batch)
     if len(cut.rows) < total.shape[0]:
         index = torch.tensor([row.index for row in cut.rows], device=device)
@@ -180,13 +191,15 @@ def _tile(
     keys = cut.high - cut.low
     mask = None if mask_later else _mask(position, first, keys, window, dtype)
     tokens, real = _tokens(cut, device)
+    slots = _slots(page_table, kv.page_size, first, total, keys)
+    alone = len(cut.rows) == 1 and keys <= in_place
     return Tile(
         rows=len(cut.rows),
         queries=cut.stop - cut.start,
         keys=keys,
         tokens=tokens,
         real=real,
-        slots=_slots(page_table, page_size, first, total, keys),
+        slots=_as_slice(slots) if alone else slots,
         position=position,
         first=first,
         window=window,
@@ -212,6 +225,15 @@ def _slots(page_table: Tensor, page_size: int, first: Tensor, total: Tensor, key
     return (page * page_size + position % page_size).flatten()
 
 
+def _as_slice(slots: Tensor) -> Tensor | slice:
+    """The slots as a slice, where they follow each other and asking waits for no device."""
+    if slots.device.type != "cpu":
+        return slots
+    first = int(slots[0])
+    follow = torch.equal(slots, torch.arange(first, first + slots.shape[0]))
+    return slice(first, first + slots.shape[0]) if follow else slots
+
+
 def _tokens(cut: _Cut, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
     """Places of the queries among the tokens, and which of them are not padding."""
     tokens: list[int] = []
@@ -221,12 +243,11 @@ def _tokens(cut: _Cut, device: torch.device) -> tuple[Tensor | slice, Tensor | N
         real.extend(range(len(tokens), len(tokens) + len(live)))
         tokens.extend(live)
         tokens.extend([row.start + row.new - 1] * (cut.stop - cut.start - len(live)))
+    if len(real) < len(tokens):
+        return torch.tensor(tokens, device=device), torch.tensor(real, device=device)
     if tokens == list(range(tokens[0], tokens[0] + len(tokens))):
         return slice(tokens[0], tokens[0] + len(tokens)), None
-    padded = len(real) < len(tokens)
-    return torch.tensor(tokens, device=device), (
-        torch.tensor(real, device=device) if padded else None
-    )
+    return torch.tensor(tokens, device=device), None
 
 
 def _mask(

@@ -26,8 +26,16 @@ class Preference:
 
 
 PREFERENCES = {
-    "cuda": Preference(backends=("triton", "torch_native"), evidence="reads pages in place"),
-    "cpu": Preference(backends=("torch_native",), evidence="the only one that compiles for a CPU"),
+    # 32 query and 8 KV heads of 128, bfloat16, page 64, one layer, eager, triton to torch_native:
+    # decode of 32 rows at 2048 tokens 0.11 to 3.26 ms, prefill of 4 x 1024 tokens 0.15 to 1.64 ms.
+    "cuda": Preference(
+        backends=("triton", "torch_native"),
+        evidence="triton 10 to 30 times as fast as torch_native on an H200, 2026-11-29",
+    ),
+    "cpu": Preference(
+        backends=("torch_native",),
+        evidence="the only one that compiles for a CPU, 2026-11-29",
+    ),
 }
 ELSEWHERE = Preference(
     backends=("torch_native",), evidence="nothing else was measured on this platform"
