@@ -5,7 +5,7 @@ import struct
 
 import pytest
 import torch
-from loader_models import make_model
+from loader_shapes import make_model
 from torch import Tensor
 
 from headrace.layers.weights import weight_slots

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from loader_models import (
-    CONFIG,
     PROMPT,
     difference,
     open_llm,
@@ -17,6 +16,7 @@ from loader_models import (
     their_model,
     write_checkpoint,
 )
+from loader_shapes import CONFIG
 
 from headrace.base.errors import CapacityError, CheckpointError, UnsupportedError
 from headrace.loader import weights as loader

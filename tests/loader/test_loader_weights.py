@@ -15,12 +15,12 @@ from loader_models import (
     PROMPT,
     change_tensors,
     difference,
-    make_model,
     open_llm,
     tensors_of,
     their_model,
     write_checkpoint,
 )
+from loader_shapes import make_model
 
 from headrace.base.errors import CapacityError, CheckpointError, HeadraceError, UnsupportedError
 from headrace.checkpoint import open_checkpoint
