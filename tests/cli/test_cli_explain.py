@@ -8,7 +8,7 @@ from headrace.cli.main import main
 
 
 def test_text(config_only, capsys) -> None:
-    assert main(["explain", config_only, "--load-format", "dummy", "--device", "cpu"]) == 0
+    assert main(["explain", config_only, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     for word in ("Persona", "llama, 2 layers", "Hardware", "Plan", "Memory", "decided at start"):
         assert word in shown
@@ -28,6 +28,13 @@ def test_assumed_gpus_need_none(config_only, capsys, name: str) -> None:
     assert decisions["device"]["value"] == "cuda"
     assert decisions["max_model_len"]["value"] == 256
     assert data["memory"]["kv_tokens"] > 0
+
+
+def test_a_plan_needs_no_weights_but_running_does(config_only, capsys) -> None:
+    assert main(["explain", config_only, "--assume-gpu", "h100"]) == 0
+    capsys.readouterr()
+    assert main(["generate", config_only, "--prompt-ids", "1"]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
 
 
 def test_asks_show_as_asked(config_only, capsys) -> None:

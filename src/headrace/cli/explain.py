@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.runner.assembly import settle
     from headrace.runner.report import as_dict, render
 
-    explanation = explanation_of(settle(config, assumed))
+    explanation = explanation_of(settle(config, assumed, weights=False))
     if arguments.json:
         print(json.dumps({"asked": asdict(config), **as_dict(explanation)}, indent=2))
         return 0

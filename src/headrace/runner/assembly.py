@@ -63,11 +63,18 @@ class Settled:
     tokenizer_source: TokenizerSource | None
 
 
-def settle(config: EngineConfig, hardware: Hardware | None = None) -> Settled:
-    """Read the checkpoint's headers and settle the plan; `hardware` may be assumed."""
+def settle(
+    config: EngineConfig, hardware: Hardware | None = None, *, weights: bool = True
+) -> Settled:
+    """Read the checkpoint's headers and settle the plan.
+
+    Args:
+        hardware: assumed hardware; what is here if absent.
+        weights: False does without the files of the weights, for a plan alone.
+    """
     is_dummy = config.load_format == "dummy"
     path = resolve_model(config.model, config.revision)
-    checkpoint = open_checkpoint(path, weights=not is_dummy)
+    checkpoint = open_checkpoint(path, weights=weights and not is_dummy)
     persona = persona_of(checkpoint.config)
     if stores_another_head(persona.traits, checkpoint):
         log.warning("%s stores a head of its own, against its config: it is used", path.name)
