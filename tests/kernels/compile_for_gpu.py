@@ -20,7 +20,10 @@ TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
+
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 
 
 class Recorder:
@@ -38,7 +41,7 @@ class Recorder:
 
     def compile(self, capability: int) -> Any:
         arguments, named = self.launch
-        options = {key: named.pop(key) for key in ("num_warps", "num_stages") if key in named}
+        options = {key: named.pop(key) for key in OPTIONS if key in named}
         bound = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
         signature, constants, attributes = {}, {}, {}
         for index, name in enumerate(self.kernel.arg_names):

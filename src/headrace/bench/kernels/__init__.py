@@ -1,0 +1,1 @@
+"""Benchmarks of single kernels: time beside the floor and beside the library's own."""

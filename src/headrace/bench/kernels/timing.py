@@ -1,0 +1,43 @@
+"""Times of single kernels, measured inside a CUDA graph so that launches cost what they will."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+ROTATE_BYTES = 256 << 20  # several times the L2 of any GPU of today: each call finds cold weights
+REPLAYS = 15
+
+
+def copies_of(size: int) -> int:
+    """How many tensors of `size` bytes to take turns, so that none is in the cache when its turn
+    comes."""
+    return max(1, min(64, math.ceil(ROTATE_BYTES / size)))
+
+
+def time_calls(calls: Sequence[Callable[[], object]], *, at_least: int = 16) -> float:
+    """Median microseconds of one call; all calls are captured, one after another, in one graph."""
+    calls = list(calls) * math.ceil(at_least / len(calls))
+    calls[0]()  # what compiles, compiles here
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(REPLAYS + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(calls))
+    return float(statistics.median(times[3:]))
+
+
+def copy_rate() -> float:
+    """Bytes a second of a large copy on the device, read and written."""
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / time_calls([lambda: target.copy_(source)], at_least=2) * 1e6

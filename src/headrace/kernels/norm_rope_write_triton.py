@@ -1,0 +1,189 @@
+"""q/k norm, rotation and KV write in one Triton launch. Meaning: `norm_rope_write`."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.fused_math_triton import (
+    begin,
+    check_fused,
+    launch_options,
+    next_power,
+    wait,
+)
+
+HEADS = 4  # of a program; a warp each
+
+
+def norm_rope_write(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    out: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """`norm_rope_write.norm_rope_write`; `pdl`: programmatic dependent launch.
+
+    Raises:
+        UnsupportedError: device or dtype that the kernel does not take.
+    """
+    check_fused("Norm, rope and KV write", qkv, pdl=pdl)
+    tokens = qkv.shape[0]
+    page, kv_heads, dim = k_cache.shape[1:]
+    value_dim, rotary = v_cache.shape[3], cos_sin.shape[1]
+    heads = (qkv.shape[1] - kv_heads * value_dim) // dim - kv_heads
+    out = qkv.new_empty(tokens, heads, dim) if out is None else out
+    assert (q_norm is None) == (k_norm is None)
+    assert qkv.shape[1] == (heads + kv_heads) * dim + kv_heads * value_dim
+    assert v_cache.shape[:3] == k_cache.shape[:3]
+    assert rotary <= dim
+    assert rotary % 2 == 0
+    assert cos_sin.dtype is torch.float32
+    assert positions.dtype is slots.dtype is torch.int64
+    assert out.shape == (tokens, heads, dim)
+    assert out.dtype == qkv.dtype
+    assert all(t.is_contiguous() for t in (cos_sin, positions, slots, out))
+    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
+    if tokens > 0:
+        programs = triton.cdiv(heads, HEADS) + 2 * triton.cdiv(kv_heads, HEADS)
+        _rope_kernel[(tokens, programs)](
+            qkv,
+            cos_sin,
+            positions,
+            k_cache,
+            v_cache,
+            slots,
+            q_norm,
+            k_norm,
+            out,
+            eps,
+            qkv.stride(0),
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            VALUE_DIM=value_dim,
+            VALUE_PAD=next_power(value_dim),
+            ROTARY=rotary,
+            HALF_PAD=next_power(rotary // 2),
+            REST_PAD=next_power(max(1, dim - rotary)),
+            PAGE=page,
+            K_STRIDES=k_cache.stride()[:3],
+            V_STRIDES=v_cache.stride()[:3],
+            BLOCK=HEADS,
+            PDL=pdl,
+            num_warps=4,
+            **launch_options(pdl),
+        )
+    return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def _rope_kernel(
+    qkv,
+    cos_sin,
+    positions,
+    k_cache,
+    v_cache,
+    slots,
+    q_norm,
+    k_norm,
+    out,
+    eps,
+    qkv_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    ROTARY: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one token, BLOCK heads of q, of k or of v."""
+    Q_PROGRAMS: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
+    K_PROGRAMS: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
+    token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    member = tl.arange(0, BLOCK)[:, None]
+    begin(PDL)
+    wait(PDL)
+    row = qkv + token * qkv_stride
+    angles = cos_sin + tl.load(positions + token) * ROTARY
+    slot = tl.load(slots + token)
+    page, place = slot // PAGE, slot % PAGE
+    if program < Q_PROGRAMS:
+        head = program * BLOCK + member
+        start, target = row + head * DIM, out + (token * HEADS + head) * DIM
+        _turn(start, target, head < HEADS, q_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+    elif program < Q_PROGRAMS + K_PROGRAMS:
+        head = (program - Q_PROGRAMS) * BLOCK + member
+        start = row + (HEADS + head) * DIM
+        target = k_cache + page * K_STRIDES[0] + place * K_STRIDES[1] + head * K_STRIDES[2]
+        _turn(start, target, head < KV_HEADS, k_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+    else:
+        head = (program - Q_PROGRAMS - K_PROGRAMS) * BLOCK + member
+        column = tl.arange(0, VALUE_PAD)[None, :]
+        mask = (head < KV_HEADS) & (column < VALUE_DIM)
+        start = row + (HEADS + KV_HEADS) * DIM + head * VALUE_DIM
+        target = v_cache + page * V_STRIDES[0] + place * V_STRIDES[1] + head * V_STRIDES[2]
+        v = tl.load(start + column, mask=mask, other=0.0)
+        tl.store(target + column, v.to(v_cache.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _turn(
+    start,
+    target,
+    live,
+    weight,
+    eps,
+    angles,
+    DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+):
+    """Norms and turns the heads at `start` [BLOCK, 1] and stores them at `target` where `live`.
+
+    A head is three pieces: the two halves that turn into each other, and the rest.
+    """
+    HALF: tl.constexpr = ROTARY // 2
+    column = tl.arange(0, HALF_PAD)[None, :]
+    inside = column < HALF
+    mask = live & inside
+    first = tl.load(start + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(start + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    squares = tl.sum(first * first + second * second, 1)  # [BLOCK]
+    if DIM > ROTARY:
+        rest_column = ROTARY + tl.arange(0, REST_PAD)[None, :]
+        rest_inside = rest_column < DIM
+        rest = tl.load(start + rest_column, mask=live & rest_inside, other=0.0).to(tl.float32)
+        squares += tl.sum(rest * rest, 1)
+    if weight is not None:
+        rstd = tl.rsqrt(squares / DIM + eps)[:, None]
+        first *= rstd * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        second *= rstd * tl.load(weight + HALF + column, mask=inside, other=0.0).to(tl.float32)
+        if DIM > ROTARY:
+            scale = tl.load(weight + rest_column, mask=rest_inside, other=0.0)
+            rest *= rstd * scale.to(tl.float32)
+    cos = tl.load(angles + column, mask=inside, other=0.0)
+    sin = tl.load(angles + HALF + column, mask=inside, other=0.0)
+    kind = target.dtype.element_ty
+    tl.store(target + column, (first * cos - second * sin).to(kind), mask=mask)
+    tl.store(target + HALF + column, (second * cos + first * sin).to(kind), mask=mask)
+    if DIM > ROTARY:
+        tl.store(target + rest_column, rest.to(kind), mask=live & rest_inside)

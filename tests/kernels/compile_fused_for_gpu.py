@@ -1,0 +1,82 @@
+"""Compiles the fused kernels for a named GPU, without having one.
+
+Run in a process of its own: Triton must not be interpreting. Prints one line per kernel: name,
+shared memory in bytes, and whether its code waits for the kernel in front.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from compile_for_gpu import Recorder
+
+from headrace.kernels import (
+    gated_activation_triton,
+    norm_rope_write_triton,
+    norms_triton,
+    small_linear_triton,
+)
+from headrace.kernels.small_linear_settings import MatvecSettings, ThinSettings
+
+MODULES = (gated_activation_triton, norm_rope_write_triton, norms_triton, small_linear_triton)
+
+
+def recorders() -> dict[str, Recorder]:
+    """Replaces the kernels; the argument check would refuse tensors of the CPU."""
+    found = {}
+    for module in MODULES:
+        module.check_fused = lambda *arguments, **named: None
+        for name, kernel in list(vars(module).items()):
+            if name.endswith("_kernel"):
+                found[name] = Recorder(kernel)
+                setattr(module, name, found[name])
+    return found
+
+
+def launches(kind: torch.dtype, pdl: bool) -> Any:
+    """Calls each host function and names the kernel that it launches."""
+    x, weight = torch.empty(1, 4096, dtype=kind), torch.empty(2048, 4096, dtype=kind)
+    norm, few = torch.empty(4096, dtype=kind), torch.empty(8, 4096, dtype=kind)
+    options = {"norm_weight": norm, "eps": 1e-6, "pdl": pdl}
+    linear = small_linear_triton.small_linear
+    yield "_matvec_kernel", linear(x, weight, **options, residual=x[:, :2048])
+    early = MatvecSettings(rows=4, block=1024, warps=8, prefetch=True)
+    yield "_matvec_kernel", linear(x, weight, **options, activation="silu", settings=early)
+    yield "_thin_kernel", linear(few, weight, **options, residual=few[:, :2048])
+    early = ThinSettings(block=32, depth=64, warps=4, stages=3, prefetch=True)
+    options |= {"activation": "gelu_tanh", "bias": norm[:2048], "settings": early}
+    yield "_thin_kernel", linear(few, weight, **options)
+    yield "_norm_kernel", norms_triton.rms_norm(few.view(8, 32, 128), norm[:128], eps=0.0, pdl=pdl)
+    yield "_norm_kernel", norms_triton.add_rms_norm(few, few, norm, eps=0.0, pdl=pdl)
+    yield "_gate_kernel", gated_activation_triton.gated_activation(few, pdl=pdl)
+    cache = torch.empty(4, 64, 8, 128, dtype=kind)
+    index, table = torch.zeros(8, dtype=torch.int64), torch.empty(100, 128)
+    yield (
+        "_rope_kernel",
+        norm_rope_write_triton.norm_rope_write(
+            torch.empty(8, 48 * 128, dtype=kind),
+            table,
+            index,
+            cache,
+            cache,
+            index,
+            q_norm=norm[:128],
+            k_norm=norm[:128],
+            pdl=pdl,
+        ),
+    )
+
+
+def main(capability: int, *dtypes: str) -> None:
+    kernels = recorders()
+    pdl = capability >= 90
+    for dtype in dtypes:
+        for name, _ in launches(getattr(torch, dtype), pdl):
+            compiled = kernels[name].compile(capability)
+            assert "cubin" in compiled.asm
+            waits = "griddepcontrol.wait" in compiled.asm["ptx"]
+            print(name, compiled.metadata.shared, waits)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,148 @@
+"""The fused kernels against their twins in float64: a selection, in the interpreter without a GPU.
+
+The full matrix is in `test_kernels_fused_gpu.py`.
+"""
+
+import math
+
+import pytest
+import torch
+from fused_cases import (
+    DEVICE,
+    Heads,
+    Product,
+    assert_close,
+    check_heads,
+    check_product,
+    draw,
+    exact,
+    strided,
+)
+
+from headrace.base.errors import UnsupportedError
+from headrace.kernels import gated_activation, norm_rope_write, norms, small_linear
+from headrace.kernels.small_linear_settings import MatvecSettings, ThinSettings
+
+triton = pytest.importorskip("triton", reason="the kernels need the triton package")
+linear_kernels = pytest.importorskip("headrace.kernels.small_linear_triton")
+norm_kernels = pytest.importorskip("headrace.kernels.norms_triton")
+gate_kernels = pytest.importorskip("headrace.kernels.gated_activation_triton")
+rope_kernels = pytest.importorskip("headrace.kernels.norm_rope_write_triton")
+
+FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
+MATVEC = MatvecSettings(rows=4, block=32, warps=1)
+THIN = ThinSettings(block=16, depth=16, warps=1, stages=2)
+
+PRODUCTS = [
+    (Product(rows=1, outputs=7, inputs=96), MATVEC),
+    (Product(rows=1, outputs=9, inputs=41, norm=True, residual=True, dtype=BRAIN), MATVEC),
+    (Product(rows=1, outputs=5, inputs=64, activation="silu", norm=True, dtype=HALF), MATVEC),
+    (Product(rows=1, outputs=3, inputs=33, activation="gelu_tanh", bias=True, norm=True), MATVEC),
+    (Product(rows=1, outputs=6, inputs=100, bias=True, residual=True), None),
+    (Product(rows=2, outputs=20, inputs=48), THIN),
+    (Product(rows=16, outputs=16, inputs=41, norm=True, residual=True, dtype=BRAIN), THIN),
+    (Product(rows=3, outputs=18, inputs=32, activation="silu", norm=True), THIN),
+    (Product(rows=5, outputs=5, inputs=39, activation="gelu_tanh", bias=True, norm=True), THIN),
+    # x times the norm's weight is beyond float16
+    (Product(rows=4, outputs=17, inputs=64, norm=True, dtype=HALF, scale=8000.0), THIN),
+    (Product(rows=2, outputs=6, inputs=100, bias=True, residual=True, dtype=HALF), None),
+]
+HEADS = [
+    Heads(tokens=5, heads=(6, 2), page=2),
+    Heads(tokens=3, heads=(5, 5), dim=12, value_dim=20, rotary=8, page=1, dtype=BRAIN, padding=1),
+    Heads(tokens=4, heads=(3, 1), dim=24, rotary=6, norm=False, dtype=HALF, padding=2),
+]
+
+
+@pytest.mark.parametrize(("case", "settings"), PRODUCTS, ids=lambda it: getattr(it, "name", ""))
+def test_small_linear(case, settings):
+    check_product(case, linear_kernels.small_linear, small_linear.small_linear, settings=settings)
+
+
+@pytest.mark.parametrize(("rows", "settings"), [(1, MATVEC), (3, THIN)])
+def test_small_linear_adds_in_place(rows, settings):
+    case = Product(rows=rows, outputs=6, inputs=32, residual=True)
+    named = case.arguments()
+    expected = small_linear.small_linear(**named)
+    out = linear_kernels.small_linear(**named, out=named["residual"], settings=settings)
+    assert out is named["residual"]
+    assert_close(out, expected, FLOAT)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_bad_row_stays_its_own(rows):
+    """NaN in a row of x is in all of its outputs and in nobody else's."""
+    named = Product(rows=rows, outputs=8, inputs=32, norm=True).arguments()
+    named["x"][0, 3] = math.nan
+    out = linear_kernels.small_linear(**named, settings=MATVEC if rows == 1 else THIN)
+    assert out[0].isnan().all()
+    assert out[1:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weight_dtype"),
+    [((3, 37), FLOAT, FLOAT), ((2, 64), BRAIN, BRAIN), ((3, 5, 24), HALF, FLOAT)],
+)
+def test_rms_norm(shape, dtype, weight_dtype):
+    x = strided(draw(*shape, dtype=dtype, seed=0, scale=4.0))
+    weight = draw(shape[-1], dtype=weight_dtype, seed=1)
+    out = norm_kernels.rms_norm(x, weight, eps=1e-6)
+    assert_close(out, norms.rms_norm(x.double(), weight, eps=1e-6), dtype)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_add_rms_norm(dtype, in_place):
+    x, residual = (strided(draw(3, 40, dtype=dtype, seed=seed)) for seed in (0, 1))
+    weight = draw(40, dtype=dtype, seed=2)
+    expected, expected_total = norms.add_rms_norm(x, residual, weight, eps=1e-5)
+    places = {"out": x, "total": residual} if in_place else {}
+    out, total = norm_kernels.add_rms_norm(x, residual, weight, eps=1e-5, **places)
+    if dtype is FLOAT or torch.cuda.is_available():  # the interpreter cuts bfloat16 off
+        assert torch.equal(total, expected_total)
+    assert_close(total, expected_total, dtype)
+    assert_close(out, expected, dtype)
+    assert (out is x) == (total is residual) == in_place
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy's, of the interpreter: exp of 90
+@pytest.mark.parametrize(
+    ("activation", "dtype"), [("silu", FLOAT), ("gelu_tanh", FLOAT), ("silu", BRAIN)]
+)
+def test_gated_activation(activation, dtype):
+    x = strided(draw(3, 2 * 1030, dtype=dtype, seed=0, scale=5.0))
+    x[0, :4] = torch.tensor([-90.0, 90.0, -3e4, 0.0])
+    out = gate_kernels.gated_activation(x, activation=activation)
+    expected = gated_activation.gated_activation(exact(x), activation=activation)
+    assert_close(out, expected, dtype)
+
+
+@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
+def test_norm_rope_write(case):
+    check_heads(case, rope_kernels.norm_rope_write, norm_rope_write.norm_rope_write)
+
+
+def test_no_tokens_are_no_launch():
+    empty = torch.empty(0, 32, device=DEVICE)
+    weight = torch.ones(32, device=DEVICE)
+    assert norm_kernels.rms_norm(empty, weight, eps=0.0).shape == (0, 32)
+    assert gate_kernels.gated_activation(empty).shape == (0, 16)
+    named = Heads(tokens=1).arguments()
+    named |= {name: named[name][:0] for name in ("qkv", "positions", "slots")}
+    assert rope_kernels.norm_rope_write(**named).shape == (0, 4, 16)
+
+
+def test_what_is_not_taken_is_refused():
+    weight = torch.ones(8, device=DEVICE)
+    with pytest.raises(UnsupportedError, match="float64"):
+        norm_kernels.rms_norm(weight[None].double(), weight.double(), eps=0.0)
+    long = torch.ones(1, norm_kernels.MAX_SIZE + 1, device=DEVICE)
+    with pytest.raises(UnsupportedError, match="at most"):
+        norm_kernels.rms_norm(long, long[0], eps=0.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a Hopper GPU takes it")
+def test_dependent_launch_is_refused_where_there_is_none():
+    named = Product(rows=1, outputs=4, inputs=8).arguments()
+    with pytest.raises(UnsupportedError, match="pdl=False"):
+        linear_kernels.small_linear(**named, pdl=True)
