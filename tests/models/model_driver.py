@@ -122,6 +122,31 @@ class Driver:
         )
         return batch, ids
 
+    def idle(self) -> ForwardBatch:
+        """A step without sequences, its metadata prepared."""
+        none = torch.empty(0, dtype=torch.int64)
+        kv = {
+            name: KvGroup(
+                name=name,
+                page_size=self.page_size,
+                page_table=tables[:0],
+                out_cache_loc=none,
+            )
+            for name, tables in self.tables.items()
+        }
+        batch = ForwardBatch(
+            mode=ForwardMode.IDLE,
+            rows=none,
+            bounds=HostBounds(seq_lens=[], extend_lens=[]),
+            facts=BatchFacts(
+                mode=ForwardMode.IDLE, tokens=0, live_tokens=0, sequences=0, max_length=0
+            ),
+            kv=kv,
+        )
+        for backend in self.backends:
+            backend.prepare_metadata(batch)
+        return batch
+
     def whole(self, *prompts: Sequence[int]) -> list[Tensor]:
         """Each prompt in one step, all of them together: logits [L, V] each."""
         self.lengths = [0] * len(self.lengths)

@@ -87,6 +87,23 @@ def test_dtypes_and_weight_formats(
         assert expected.difference(logits) <= tolerance
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("format_name", WEIGHT_FORMATS)
+def test_a_step_without_tokens_runs(
+    name: str, format_name: str, reference: Callable[[str], Reference]
+) -> None:
+    """An idle rank joins the others with nothing to do."""
+    model = reference(name).ours(weight_format=WEIGHT_FORMATS[format_name])
+    finish_weights(model)
+    driver = Driver(model, max_length=256)
+    driver.whole([1, 2, 3])
+    idle, none = driver.idle(), torch.empty(0, dtype=torch.int64)
+    with torch.inference_mode():
+        hidden = model(none, none, idle)
+        assert hidden.shape == (0, 60)
+        assert model.compute_logits(hidden).shape == (0, 128)
+
+
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda b: f"{b.case}: {b.trait}")
 def test_a_wrong_trait_shows(breakage: Breakage, reference: Callable[[str], Reference]) -> None:
     expected = reference(breakage.case)

@@ -66,7 +66,7 @@ class SelfAttention(nn.Module):
         tokens, heads = hidden.shape[0], (self.num_heads, self.num_kv_heads)
         qkv = self.qkv_proj(hidden)
         # q and k lie side by side, so one rotation turns both
-        qk = qkv[:, : self.rotating].view(tokens, -1, self.head_dim)  # [T, N + K, D]
+        qk = qkv[:, : self.rotating].view(tokens, sum(heads), self.head_dim)  # [T, N + K, D]
         v = qkv[:, self.rotating :].view(tokens, self.num_kv_heads, self.v_head_dim)  # [T, K, Dv]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split(heads, dim=1)
@@ -75,4 +75,4 @@ class SelfAttention(nn.Module):
         self.pool.write(self.pool_layer, batch.kv[self.kv_group].out_cache_loc, k, v)
         fresh = batch.mode.is_extend and not batch.facts.has_prefix
         out = self.backend.forward(q, self, batch, kv=(k, v) if fresh else None)  # [T, N, Dv]
-        return self.o_proj(out.reshape(tokens, -1))  # type: ignore[no-any-return]
+        return self.o_proj(out.flatten(1))  # type: ignore[no-any-return]
