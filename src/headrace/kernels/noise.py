@@ -13,13 +13,13 @@ from torch import Tensor
 
 SAMPLING_STREAM = 0
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 # Finaliser of SplitMix64 (Steele, Lea, Flood 2014), constants by David Stafford ("mix 13").
-_MIX64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_MIX64_LAST = 31
+MIX64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+MIX64_LAST = 31
 # Three-round 32-bit finaliser found by Chris Wellons' hash prospector ("triple32").
-_MIX32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
-_MIX32_LAST = 14
+MIX32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
+MIX32_LAST = 14
 _WORD = (1 << 64) - 1
 
 
@@ -41,19 +41,19 @@ def gumbel_noise(
 
 def noise_bits(seed: Tensor, position: Tensor, tokens: int | Tensor, stream: int) -> Tensor:
     """32 random bits as [S, V] int32. Arguments as for `gumbel_noise`."""
-    key = _mix64(seed + _signed(_GOLDEN, 64))
+    key = _mix64(seed + _signed(GOLDEN, 64))
     key = _mix64(key ^ position)
-    key = _mix64(key + _signed(_GOLDEN * (2 * stream + 1), 64))
+    key = _mix64(key + _signed(GOLDEN * (2 * stream + 1), 64))
     low, high = _low_word(key)[:, None], _low_word(key >> 32)[:, None]  # [S, 1]
     if isinstance(tokens, int):
         tokens = torch.arange(tokens, dtype=torch.int32, device=seed.device)
     # The second half of the key enters between rounds: with the first alone, rows whose halves
     # are close would see the same numbers at swapped tokens.
-    first, *rest = _MIX32
+    first, *rest = MIX32
     bits = _round32(tokens.to(torch.int32) ^ low, *first).bitwise_xor_(high)  # [S, V]
     for shift, factor in rest:
         bits = _round32(bits, shift, factor)
-    return bits.bitwise_xor_(_shift32(bits, _MIX32_LAST))
+    return bits.bitwise_xor_(_shift32(bits, MIX32_LAST))
 
 
 def derive_seed(seed: int, sequence_index: int) -> int:
@@ -69,7 +69,7 @@ def derive_seed(seed: int, sequence_index: int) -> int:
     if sequence_index == 0:
         return seed
     word = _mix64_host(~seed & _WORD)
-    return _signed(_mix64_host((word + sequence_index * _GOLDEN) & _WORD), 64)
+    return _signed(_mix64_host((word + sequence_index * GOLDEN) & _WORD), 64)
 
 
 def _round32(bits: Tensor, shift: int, factor: int) -> Tensor:
@@ -82,9 +82,9 @@ def _shift32(bits: Tensor, shift: int) -> Tensor:
 
 
 def _mix64(word: Tensor) -> Tensor:
-    for shift, factor in _MIX64:
+    for shift, factor in MIX64:
         word = (word ^ _shift64(word, shift)) * _signed(factor, 64)
-    return word ^ _shift64(word, _MIX64_LAST)
+    return word ^ _shift64(word, MIX64_LAST)
 
 
 def _shift64(word: Tensor, shift: int) -> Tensor:
@@ -92,9 +92,9 @@ def _shift64(word: Tensor, shift: int) -> Tensor:
 
 
 def _mix64_host(word: int) -> int:
-    for shift, factor in _MIX64:
+    for shift, factor in MIX64:
         word = ((word ^ (word >> shift)) * factor) & _WORD
-    return word ^ (word >> _MIX64_LAST)
+    return word ^ (word >> MIX64_LAST)
 
 
 def _low_word(word: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _sample(logits: Tensor, info: SamplingBatchInfo, rows: Rows, positions: Tens
     else:
         random = (rows.temperature[index] > 0) & healthy
         processed = _warped(allowed, peak, random, info, rows)
-        scores = _noisy(processed, random, rows.seed[index], positions)
+        scores = _noisy(allowed, processed, random, info, rows, positions)
     tokens = torch.where(healthy, scores.argmax(-1), 0)
     return SampleOutput(
         next_token_ids=tokens,
@@ -95,9 +95,27 @@ def _warped(
     return change_rows(logits, random, change)
 
 
-def _noisy(logits: Tensor, random: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
+def _noisy(
+    logits: Tensor,
+    processed: Tensor,
+    random: Tensor,
+    info: SamplingBatchInfo,
+    rows: Rows,
+    positions: Tensor,
+) -> Tensor:
+    """Logits of the `random` rows plus temperature times noise, -inf where they were filtered.
+
+    The arg-max is that of logits / temperature + noise; but nothing here needs the row's peak, so
+    a kernel can do it in one pass and come to the same bits.
+    """
+
     def change(part: Tensor, selected: RowIndex) -> Tensor:
-        return gumbel_noise(seed[selected], positions[selected], part.shape[-1]).add_(part)
+        row = info.rows[selected]
+        noise = gumbel_noise(rows.seed[row], positions[selected], part.shape[-1])
+        scores = noise.mul_(rows.temperature[row, None]).add_(part)
+        if info.any_filters:
+            scores.masked_fill_(processed[selected] == float("-inf"), float("-inf"))
+        return scores
 
     return change_rows(logits, random, change)
 
