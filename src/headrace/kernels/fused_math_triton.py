@@ -8,8 +8,6 @@ kernel ends after its own wait, one wait covers the whole chain in front.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -70,11 +68,6 @@ def launch_options(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
 
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
 def check_fused(name: str, x: Tensor, *, pdl: bool) -> None:
     """Refuses a device or dtype that the fused kernels do not take.
 
@@ -91,7 +84,7 @@ def check_fused(name: str, x: Tensor, *, pdl: bool) -> None:
         raise UnsupportedError(
             f"{name} by Triton got {x.dtype}", why="it takes float32, bfloat16 and float16"
         )
-    if pdl and (x.device.type != "cuda" or _capability(x.device) < (9, 0)):
+    if pdl and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) < (9, 0)):
         raise UnsupportedError(
             f"{name} cannot use programmatic dependent launch on {x.device}",
             why="it needs an NVIDIA GPU of compute capability 9.0 or newer",
