@@ -16,10 +16,13 @@ from loader_models import (
     their_model,
     write_checkpoint,
 )
-from loader_shapes import CONFIG
+from loader_shapes import CONFIG, make_model
 
 from headrace.base.errors import CapacityError, CheckpointError, UnsupportedError
+from headrace.checkpoint import open_checkpoint
+from headrace.layers.weights import weight_slots
 from headrace.loader import weights as loader
+from headrace.loader.weights import load_weights
 
 HEADS, KV_HEADS, LAYERS = 4, 2, CONFIG["num_hidden_layers"]
 GEMMA = {
@@ -54,8 +57,8 @@ def write_gguf(path: Path, folder: Path, kind: str, architecture: str | None = N
     writer = gguf.GGUFWriter(path, architecture or family)
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
+    writer.add_embedding_length(model.config.hidden_size)
+    writer.add_feed_forward_length(model.config.intermediate_size)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -149,13 +152,32 @@ def test_a_renamed_file_of_another_kind(llama: Path, tmp_path: Path) -> None:
 
 
 def test_no_room_to_unpack(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packed tensor is four bytes a weight on the host for a moment; the largest one counts."""
+    """On its way to a device a packed tensor is four bytes a weight on the host: the largest."""
     file = tmp_path / "tiny.gguf"
     write_gguf(file, llama, "Q8_0")
+    checkpoint = open_checkpoint(file)
+    elsewhere = make_model({}, device="meta")
     largest = CONFIG["vocab_size"] * 64 * 4
     monkeypatch.setattr(loader, "free_bytes", lambda device: largest - 1)
     with pytest.raises(CapacityError, match=rf"{largest:,} bytes of host memory"):
-        open_llm(file)
+        load_weights(elsewhere, checkpoint)
     monkeypatch.setattr(loader, "free_bytes", lambda device: largest)
-    with open_llm(file) as llm:
-        assert llm.generate(PROMPT, use_tqdm=False)
+    load_weights(elsewhere, checkpoint)
+    load_weights(make_model({}), checkpoint)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "TQ2_0"])
+def test_unpacked_in_place(llama: Path, tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    """The same numbers as by way of a float32 tensor, whatever the parameter's dtype."""
+    file = tmp_path / "tiny.gguf"
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 256)
+    folder = write_checkpoint(tmp_path / "llama", head_dim=64, **sizes)
+    held = write_gguf(file, folder, kind)
+    model = make_model(sizes | {"head_dim": 64}, dtype=dtype)
+    slots = weight_slots(model)
+    for slot in slots.values():
+        slot.destination.fill_(float("nan"))
+    load_weights(model, open_checkpoint(file))
+    for name, slot in slots.items():
+        assert torch.equal(slot.destination, held[name].to(dtype)), name

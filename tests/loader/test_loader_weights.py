@@ -278,7 +278,7 @@ def test_a_bias_the_config_knows_nothing_of(folder: Path) -> None:
 def test_all_is_checked_before_anything_is_read(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
 
-    def read(name: str) -> torch.Tensor:
+    def read(name: str, **options: object) -> torch.Tensor:
         raise AssertionError(f"{name} was read")
 
     checkpoint.read = read  # type: ignore[method-assign]

@@ -26,29 +26,39 @@ _ELEMENTS_AT_ONCE = 32767
 _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
-def dequantize(raw: Bytes, kind: GgmlType) -> torch.Tensor:
+def dequantize(raw: Bytes, kind: GgmlType, out: torch.Tensor | None = None) -> torch.Tensor:
     """Unpack rows of blocks.
 
     Args:
         raw: uint8 [rows, bytes per row], contiguous or not.
         kind: the tensor's type; not one of the plain float types.
+        out: contiguous, on the CPU, [rows, elements per row] of a float type, which the float32
+            results are rounded to; `None`: float32, freshly allocated.
 
     Returns:
-        float32 [rows, elements per row], freshly allocated.
+        `out`, or what takes its place.
 
     Raises:
         UnsupportedError: the type needs the `gguf` package and it is absent.
     """
     unpack = _UNPACKERS.get(kind.name)
     if unpack is None:
-        return _dequantize_by_package(raw, kind)
-    rows = raw.shape[0]
+        floats = _dequantize_by_package(raw, kind)
+        return floats if out is None else out.copy_(floats)
     blocks = raw.reshape(-1, kind.block_bytes)  # [blocks, bytes]
-    out = torch.empty(blocks.shape[0], kind.block_elements)
+    if out is None:
+        out = torch.empty(raw.shape[0], raw.shape[1] // kind.block_bytes * kind.block_elements)
+    elements = out.view(-1, kind.block_elements)
     step = _ELEMENTS_AT_ONCE // kind.block_elements
+    scratch = None if out.dtype is torch.float32 else torch.empty(step, kind.block_elements)
     for start in range(0, blocks.shape[0], step):
-        unpack(blocks[start : start + step], out[start : start + step])
-    return out.reshape(rows, -1)
+        part = elements[start : start + step]
+        if scratch is None:
+            unpack(blocks[start : start + step], part)
+        else:
+            unpack(blocks[start : start + step], scratch[: len(part)])
+            part.copy_(scratch[: len(part)])
+    return out
 
 
 def _dequantize_by_package(raw: Bytes, kind: GgmlType) -> torch.Tensor:

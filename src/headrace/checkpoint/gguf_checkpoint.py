@@ -58,7 +58,7 @@ class GgufCheckpoint:
     def tokenizer_source(self) -> TokenizerSource | None:
         return gguf_tokenizer_source(self._file)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         source = self._sources[name]
         raw = self._file.raw(source)
         heads = self._interleaved_heads(name)
@@ -67,8 +67,9 @@ class GgufCheckpoint:
         if source.kind.name in _PLAIN:
             tensor = torch.from_numpy(raw.copy()).view(_PLAIN[source.kind.name])
         else:
-            tensor = dequantize(raw, source.kind)
-        tensor = tensor.reshape(source.shape)
+            tensor = dequantize(raw, source.kind, out)
+        if tensor is not out:
+            tensor = tensor.reshape(source.shape)
         if self._architecture == "gemma3" and name.endswith("norm.weight"):
             return tensor.float() - 1.0  # stored as the factor 1 + w
         return tensor

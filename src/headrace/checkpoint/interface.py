@@ -66,8 +66,13 @@ class Checkpoint(Protocol):
         """Bytes of all tensors in the files."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor on the CPU, in its stored dtype; packed formats come as float32.
+
+        Args:
+            out: contiguous, on the CPU, of the tensor's shape and any float type. A packed tensor
+                is unpacked straight into it, and `out` is returned; any other comes as if `out`
+                were not there, which may have been written to.
 
         Safe to call from several threads; two read faster than one where two cores are free.
 

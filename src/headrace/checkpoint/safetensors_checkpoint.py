@@ -68,7 +68,7 @@ class SafetensorsCheckpoint:
     def tokenizer_source(self) -> TokenizerSource | None:
         return folder_tokenizer_source(self.path, self.config, self.generation_config)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         entry = self.tensors[name]
         try:
             with self._lock:

@@ -46,15 +46,14 @@ def load_weights(model: CausalDecoder, checkpoint: Checkpoint, *, progress: bool
     entries = [entry for name, entry in checkpoint.tensors.items() if name in slots]
     for entry in entries:
         _check_entry(entry, slots[entry.name])
-    _check_host_room(entries)
+    if next(model.parameters()).device.type != "cpu":
+        _check_host_room(entries)
     total = sum(entry.nbytes for entry in entries)
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
         for entry in entries:
-            destination = slots[entry.name].destination
-            slots[entry.name].fill(checkpoint.read(entry.name))
-            _check_overflow(entry, destination)
+            _fill(slots[entry.name], checkpoint, entry)
             bar.update(entry.nbytes)
 
 
@@ -121,8 +120,18 @@ def _check_entry(entry: TensorEntry, slot: WeightSlot) -> None:
         )
 
 
+def _fill(slot: WeightSlot, checkpoint: Checkpoint, entry: TensorEntry) -> None:
+    """Packed tensors are unpacked where they belong, if that is host memory: half the time."""
+    place = slot.destination
+    direct = place.device.type == "cpu" and place.is_contiguous() and not slot.offset
+    tensor = checkpoint.read(entry.name, out=place if direct else None)
+    if tensor is not place:
+        slot.fill(tensor)
+    _check_overflow(entry, place)
+
+
 def _check_host_room(entries: Iterable[TensorEntry]) -> None:
-    """A packed tensor is unpacked to float32 on the host, whatever the model's device."""
+    """On its way to a device a packed tensor is unpacked to float32 on the host."""
     unpacked = {
         entry: 4 * torch.Size(entry.shape).numel()
         for entry in entries
