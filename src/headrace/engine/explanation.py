@@ -23,7 +23,7 @@ class Explanation:
     hardware: Hardware
     plan: Plan
     memory: MemoryTable
-    measured: tuple[Decision[int], ...] = ()
+    measured: tuple[Decision[Any], ...] = ()
     startup: tuple[StartupPart, ...] = ()
     sampling_defaults: Decision[dict[str, Any]]
 

@@ -33,6 +33,8 @@ from headrace.execution.preparation import BatchPreparation
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.layers.logits import process_logits
+from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
+from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
 from headrace.memory.budget import KvBudget
 from headrace.memory.kv_pool import MHATokenToKVPool
@@ -80,7 +82,7 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, plan.dtype.value)
         self.kv_dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype.value)
         self.startup: list[StartupPart] = []
-        self.measured: list[Decision[int]] = []
+        self.measured: list[Decision[Any]] = []
         self._load_weights = load_weights
 
     # ---- assembly
@@ -96,12 +98,20 @@ class ModelRunner:
             self.sampler = Sampler()
 
     def load_model(self) -> None:
-        ropes = self.plan.ropes.value
-        with self._part("weights"):
+        choice = choose_weight_format(self.device, self.dtype)
+        self.measured.append(choice)
+        # oneDNN's memory is not the arena's, so the weights are counted on the model
+        with self._part("weights", lambda: weight_bytes(self.model)):
             self.model = build_model(
-                self.persona.traits, ropes, self.dtype, self.device, arena=self.arena
+                self.persona.traits,
+                self.plan.ropes.value,
+                self.dtype,
+                self.device,
+                arena=self.arena,
+                weight_format=WEIGHT_FORMATS[choice.value],
             )
             self._load_weights(self.model)
+            finish_weights(self.model)
 
     def init_memory_pool(self, budget: KvBudget) -> None:
         """KV pool, page tables and rows, sized by `budget`."""
@@ -183,13 +193,13 @@ class ModelRunner:
         return [refusal for decision in decisions for refusal in _why_off(decision)]
 
     @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
+    def _part(self, name: str, count: Callable[[], int] | None = None) -> Iterator[None]:
         start, before = time.perf_counter(), self.arena.bytes()
         yield
         part = StartupPart(
             name=name,
             seconds=time.perf_counter() - start,
-            bytes=self.arena.bytes() - before,
+            bytes=count() if count else self.arena.bytes() - before,
         )
         self.startup.append(part)
         log.info("%s: %.2f s, %.1f MiB", part.name, part.seconds, part.bytes / 2**20)

@@ -13,7 +13,7 @@ from headrace.runner.memory_table import MemoryTable
 from headrace.version import __version__
 
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
-DECIDED_AT_START = ("kv_tokens",)  # what only measuring can tell
+DECIDED_AT_START = ("weight_format", "kv_tokens")  # what only the device at hand can tell
 
 
 class Explained(Protocol):
@@ -85,7 +85,7 @@ def _measured(explained: Explained) -> Iterator[Decision[Any]]:
         yield from explained.measured
     else:
         for name in DECIDED_AT_START:
-            yield Decision(name=name, value="-", reason="decided at start, from free memory")
+            yield Decision(name=name, value="-", reason="decided at start, on the device")
 
 
 def _persona_lines(persona: Persona) -> Iterator[str]:
