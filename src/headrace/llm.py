@@ -24,6 +24,8 @@ Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
 Message = Mapping[str, Any]
 
+_MESSAGES = "Give a list of messages, dicts with role and content"
+
 
 class LLM:
     """A model that is loaded and ready.
@@ -248,7 +250,8 @@ class LLM:
         self, messages: Sequence[Message], params: SamplingParams, template: Mapping[str, Any]
     ) -> PreparedRequest:
         tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, **template)
+        conversation: list[Message] = _as_list("messages", messages, _MESSAGES)
+        text = tokenizer.apply_chat_template(conversation, **template)
         ids = tokenizer.encode(text, add_special_tokens=False)
         return self.engine.prepare(ids, params, text=text, default_max_tokens=None)
 
@@ -285,7 +288,7 @@ def _listed(prompts: Prompts) -> list[Prompt]:
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:
-    listed = _as_list("messages", messages, "Give a list of messages, dicts with role and content")
+    listed = _as_list("messages", messages, _MESSAGES)
     return [listed] if listed and isinstance(listed[0], Mapping) else listed
 
 

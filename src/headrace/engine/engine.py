@@ -216,8 +216,13 @@ class Engine:
         """One turn of the loop; returns the requests that ended in it."""
         with interrupts_held():
             last, self._ongoing = self._ongoing, None
-            self._ongoing = self.scheduler.loop(last)
-            return self._forget_ended()
+            try:
+                self._ongoing = self.scheduler.loop(last)
+            finally:
+                ended = self._forget_ended()
+            if not self.scheduler.has_work:
+                self.settle()  # the last request ended in this turn: its memory is free now
+            return ended
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now and let the step in flight, if any, end too: what they held is free

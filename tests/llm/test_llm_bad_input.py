@@ -1,0 +1,203 @@
+"""What cannot be served is refused before anything runs, by index; the next call works."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_engine import VOCAB, write_checkpoint
+from tiny_llm import GREEDY, assert_nothing_is_held, ids, make_llm, one, tokens
+
+from headrace import LLM, SamplingParams
+from headrace.base.errors import CheckpointError, ConfigError, RequestError, UnsupportedError
+
+GOOD = ids(3, 10)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return make_llm(folder, max_model_len=64)
+
+
+def assert_nothing_ran(llm: LLM, call: Callable[[], Any], *words: str) -> None:
+    """`call` is refused with these words, nothing ran or stays, and the next request works."""
+    steps = llm.stats().get("steps", 0)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is checked below
+        call()
+    assert isinstance(caught.value, RequestError)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+    assert llm.stats().get("steps", 0) == steps
+    assert_nothing_is_held(llm)
+    assert len(one(llm, GOOD, GREEDY).token_ids) == 8
+
+
+BAD_PROMPTS: dict[str, tuple[Any, str]] = {
+    "empty text": ("", "empty"),  # R099
+    "empty list": ([], "empty"),
+    "vocabulary": ([0, VOCAB], "vocabulary has ids 0 to 271"),  # R086
+    "far outside": ([0, 999999], "999999"),  # R100
+    "negative": ([5, -1], "-1"),  # R100
+    "None": (None, "The prompt is None"),
+    "number": (1.5, "The prompt is 1.5"),
+    "floats": ([1.0, 2.0], "1.0"),
+    "nested": ([[1, 2]], "[1, 2]"),
+    "bytes": (b"abc", "b'abc'"),
+    "mapping": ({"prompt": "hello"}, "Send a text or a list of token ids"),
+    "set": ({1, 2}, "The prompt is"),
+    "truth values": ([True, False], "True"),
+    "words": (["a", "b"], "'a'"),
+    "mixed": ([1, None], "None"),
+    "tensor": (torch.tensor([1, 2]), "whole numbers"),
+    "surrogate": ("a\ud800", "surrogate"),
+    "too long": ([1] * 65, "65 tokens"),  # R130
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+def test_a_bad_prompt_is_named_by_its_index(llm: LLM, name: str) -> None:
+    prompt, word = BAD_PROMPTS[name]
+    assert_nothing_ran(llm, lambda: llm.generate([GOOD, prompt], GREEDY), "Prompt 1:", word)
+    assert_nothing_ran(llm, lambda: llm.stream(prompt, GREEDY), word)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 1.5, b"abc", {"prompt": "x"}, {1, 2}, object()])
+def test_prompts_of_no_kind_at_all(llm: LLM, prompts: Any) -> None:
+    assert_nothing_ran(llm, lambda: llm.generate(prompts, GREEDY), "prompts is", "Give a text")
+    assert_nothing_ran(llm, lambda: llm.chat(prompts, GREEDY), "messages is", "Give a list")
+
+
+def test_numbers_of_other_libraries_are_taken(llm: LLM) -> None:
+    expected = tokens(llm, GOOD, GREEDY)
+    for prompts in (np.array(GOOD), [np.int64(token) for token in GOOD], [np.array(GOOD)]):
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert outputs[0].outputs[0].token_ids == expected[0]
+        assert all(type(token) is int for token in outputs[0].prompt_token_ids)
+    assert tokens(llm, tuple(GOOD), GREEDY) == expected
+    assert tokens(llm, np.array([GOOD, GOOD]), GREEDY) == expected * 2
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.generate([], []) == []
+    assert llm.chat([]) == []
+
+
+BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
+    "logit_bias": ({"logit_bias": {VOCAB: -100.0}}, "logit_bias"),  # R068
+    "stop_token_ids": ({"stop_token_ids": [VOCAB + 5], "min_tokens": 4}, "stop_token_ids"),  # R069
+    "allowed_token_ids": ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
+    "logprob_token_ids": ({"logprob_token_ids": [VOCAB]}, "logprob_token_ids"),
+    "bad_words": ({"bad_words": ["a\ud800"]}, "surrogate"),
+    "max_tokens": ({"max_tokens": 60}, "70 together"),  # R003, R130
+    "min_tokens": ({"min_tokens": 60}, "70 together"),
+    "hidden states": ({"return_hidden_states": True}, "return_hidden_states is not supported"),
+    "experts": ({"return_routed_experts": True}, "return_routed_experts is not supported"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARAMS)
+def test_options_the_model_cannot_honour(llm: LLM, name: str) -> None:
+    options, word = BAD_PARAMS[name]
+    params = [GREEDY, SamplingParams(**options)]
+    assert_nothing_ran(llm, lambda: llm.generate([GOOD, GOOD], params), "Prompt 1:", word)
+    assert_nothing_ran(llm, lambda: llm.stream(GOOD, params[1]), word)
+
+
+@pytest.mark.parametrize("params", [[], [GREEDY] * 3, 5, {"temperature": 0}, "greedy"])
+def test_params_of_the_wrong_number_or_kind(llm: LLM, params: Any) -> None:
+    assert_nothing_ran(llm, lambda: llm.generate([GOOD, GOOD], params), "sampling")
+    assert_nothing_ran(llm, lambda: llm.stream(GOOD, [GREEDY] * 2), "2 sampling params")
+
+
+@pytest.mark.parametrize("bad", [None, {"temperature": 0.0}, 0.5])
+def test_one_of_the_params_is_none(llm: LLM, bad: Any) -> None:
+    assert_nothing_ran(llm, lambda: llm.generate([GOOD, GOOD], [GREEDY, bad]), "Prompt 1:")
+
+
+@pytest.mark.parametrize("more", [-2, -1, 0, 1])
+@pytest.mark.parametrize("max_tokens", [None, 1, 5])
+def test_prompts_about_as_long_as_the_context(llm: LLM, more: int, max_tokens: int | None) -> None:
+    # R003, R130: no exception in the middle, both numbers in the refusal
+    prompt = [7] * (64 + more)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+    if more + (max_tokens or 1) > 0:
+        words = (f"{64 + more} tokens", "64")
+        assert_nothing_ran(llm, lambda: llm.generate(prompt, params), "Prompt 0:", *words)
+        return
+    output = one(llm, prompt, params)
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == (max_tokens or -more)
+
+
+BAD_MESSAGES: list[Any] = [
+    [[{"role": "user", "content": "x"}], [{"content": "no role"}]],
+    [[{"role": "user", "content": "x"}], "hello"],
+    [[{"role": "user", "content": "x"}], None],
+    [[{"role": "user", "content": "x"}], [{"role": "user", "content": "too long " * 20}]],
+]
+
+
+@pytest.mark.parametrize("place", range(len(BAD_MESSAGES)))
+def test_bad_conversations_are_named(llm: LLM, place: int) -> None:
+    assert_nothing_ran(llm, lambda: llm.chat(BAD_MESSAGES[place], GREEDY), "Prompt 1:")
+    assert_nothing_ran(llm, lambda: llm.stream_chat(BAD_MESSAGES[place][1], GREEDY))
+
+
+def test_a_checkpoint_without_tokenizer(plain_folder: Path) -> None:
+    # R094: what works on text is refused, never ignored
+    llm = make_llm(plain_folder)
+    output = one(llm, GOOD, SamplingParams(max_tokens=3, seed=0, logprobs=1))
+    assert output.text == ""
+    assert output.logprobs[0][output.token_ids[0]].decoded_token is None
+    text_options = [SamplingParams(stop="a"), SamplingParams(bad_words=["a"])]
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.generate("hello"),
+        lambda: llm.generate(GOOD, text_options[0]),
+        lambda: llm.generate(GOOD, text_options[1]),
+        lambda: llm.chat([{"role": "user", "content": "x"}]),
+        lambda: llm.stream("hello"),
+        llm.get_tokenizer,
+    ]
+    for call in calls:
+        assert_nothing_ran(llm, call, "no tokenizer")
+
+
+def test_chat_without_a_template(tmp_path: Path) -> None:
+    # R101: what works is said
+    folder = write_checkpoint(tmp_path, "llama")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    llm = make_llm(folder)
+    messages = [{"role": "user", "content": "x"}]
+    assert_nothing_ran(llm, lambda: llm.chat(messages), "chat template", "completion")
+    assert len(one(llm, "x", GREEDY).token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"colour": "red"}, TypeError, ["colour"]),
+        ({"dtype": "float8"}, ConfigError, ["dtype", "bfloat16"]),
+        ({"decode_graph": (1, 2)}, UnsupportedError, ["decode_graph", "auto or off"]),  # R163
+        ({"attention_backend": "magic"}, UnsupportedError, ["magic", "torch_native"]),  # R161
+        ({"page_size": 3}, ConfigError, ["page_size"]),
+        ({"max_model_len": 100_000}, ConfigError, ["100,000", "512"]),
+    ],
+)
+def test_options_of_the_engine_are_kept_or_refused(
+    folder: Path, options: dict[str, Any], error: type[Exception], words: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        make_llm(folder, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_generation_config_nobody_could_ask_for(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    (folder / "generation_config.json").write_text('{"top_p": 7}')
+    with pytest.raises(CheckpointError, match=r"generation_config.json: top_p is 7"):
+        make_llm(folder)

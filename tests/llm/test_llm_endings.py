@@ -1,0 +1,279 @@
+"""However a call ends, nothing is left behind and others are not disturbed."""
+
+import gc
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tiny_llm import GREEDY, assert_nothing_is_held, ids, joined, make_llm, one, tokens
+
+from headrace import LLM, SamplingParams
+from headrace.base.errors import RequestError
+
+PROMPT = ids(1, 20)
+LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+def at_step(llm: LLM, number: int, act: Callable[[], None]) -> Any:
+    """A patch that acts within the forward of step `number` (1 is the next)."""
+    path = llm.engine.worker.runner.selector.paths[-1]
+    calls = 0
+    run = path.run
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            act()
+        return run(*arguments)
+
+    return mock.patch.object(path, "run", counted)
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def test_a_failing_step_ends_its_requests_only(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    expected = tokens(llm, PROMPT, LONG)
+    stream = llm.stream(ids(2, 9), LONG)
+    next(stream)
+    with caplog.at_level(logging.CRITICAL), at_step(llm, 4, lambda: raise_(RuntimeError("boom"))):
+        output = one(llm, PROMPT, LONG)
+    assert output.finish_reason == "error"
+    assert "boom" in output.message
+    assert 0 < len(output.token_ids) < 40
+    assert output.token_ids == expected[0][: len(output.token_ids)]
+    assert list(stream)[-1].finish_reason == "error"
+    assert tokens(llm, PROMPT, LONG) == expected
+    assert_nothing_is_held(llm)
+
+
+def test_results_that_cannot_be_read_end_their_requests(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.CRITICAL),
+        mock.patch.object(llm.engine.scheduler, "_decode_token", side_effect=RuntimeError("boom")),
+    ):
+        (output,) = llm.generate(
+            PROMPT, SamplingParams(n=2, max_tokens=3, logprobs=1), use_tqdm=False
+        )
+    assert [each.finish_reason for each in output.outputs] == ["error", "error"]
+    assert len(one(llm, PROMPT, GREEDY).token_ids) == 8
+    assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
+def test_an_interrupt_within_a_step_frees_everything(
+    llm: LLM, error: BaseException, step: int
+) -> None:
+    expected = tokens(llm, [PROMPT, ids(4, 50)], LONG)
+    with at_step(llm, step, lambda: raise_(error)), pytest.raises(type(error)):
+        llm.generate([PROMPT, ids(4, 50)], LONG, use_tqdm=False)
+    assert_nothing_is_held(llm)
+    assert tokens(llm, [PROMPT, ids(4, 50)], LONG) == expected
+
+
+def test_an_interrupt_while_results_are_read(llm: LLM) -> None:
+    push = mock.Mock(side_effect=KeyboardInterrupt)
+    with (
+        mock.patch("headrace.engine.sequence_output.OutputText.push", push),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        llm.generate([PROMPT, ids(4, 50)], LONG, use_tqdm=False)
+    assert_nothing_is_held(llm)
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step(llm: LLM) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        steps = llm.stats().get("steps", 0)
+        ours = at_step(llm, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with ours, pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPT, LONG, use_tqdm=False)
+        assert llm.stats()["steps"] == steps + 3  # the step itself was not torn
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert_nothing_is_held(llm)
+
+
+def test_an_interrupted_call_leaves_a_stream_alone(llm: LLM) -> None:
+    expected = tokens(llm, PROMPT, LONG)[0]
+    stream = llm.stream(PROMPT, LONG)
+    pieces = [next(stream)]
+    with (
+        mock.patch("headrace.llm.Progress.count", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        llm.generate(ids(4, 50), LONG, use_tqdm=False)
+    pieces += list(stream)
+    assert joined(pieces)[1] == expected
+    assert_nothing_is_held(llm)
+
+
+# ---- streams
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+@pytest.mark.parametrize("how", ["close", "forget", "throw"])
+def test_a_stream_left_early_is_aborted(llm: LLM, taken: int, how: str) -> None:
+    aborted = llm.stats().get("finished_abort", 0)
+    stream = llm.stream(PROMPT, LONG)
+    for _ in range(taken):
+        next(stream)
+    if how == "close":
+        stream.close()
+    elif how == "throw":
+        with pytest.raises(KeyboardInterrupt):
+            stream.throw(KeyboardInterrupt)
+    del stream
+    assert llm.stats().get("finished_abort", 0) == aborted + (taken > 0)
+    assert_nothing_is_held(llm)
+
+
+def test_two_streams_and_a_call_between_them(llm: LLM) -> None:
+    other = ids(7, 33)
+    expected = tokens(llm, [PROMPT, other], LONG)
+    first, second = llm.stream(PROMPT, LONG), llm.stream(other, LONG)
+    pieces: tuple[list[Any], list[Any]] = ([], [])
+    for _ in range(5):
+        pieces[0].append(next(first))
+        pieces[1].append(next(second))
+    assert tokens(llm, PROMPT, LONG) == expected[:1]  # both streams end within this call
+    pieces[1].extend(second)
+    pieces[0].extend(first)
+    assert [joined(each)[1] for each in pieces] == expected
+    assert [each[-1].finish_reason for each in pieces] == ["length", "length"]
+    assert_nothing_is_held(llm)
+
+
+def test_a_stream_collected_within_a_step_does_not_lock_up(llm: LLM) -> None:
+    """The garbage collector may find a forgotten stream at any place, a step included."""
+    held = [llm.stream(ids(2, 9), LONG)]
+    next(held[0])
+    with at_step(llm, 3, held.clear):
+        assert len(one(llm, PROMPT, LONG).token_ids) == 40
+    assert_nothing_is_held(llm)
+
+
+# ---- threads
+
+
+def test_threads_share_the_engine(llm: LLM) -> None:
+    prompts = [ids(seed, 10 + seed) for seed in range(6)]
+    expected = tokens(llm, prompts, GREEDY)
+    found: list[Any] = [None] * len(prompts)
+
+    def call(place: int) -> None:
+        if place % 2:
+            found[place] = joined(list(llm.stream(prompts[place], GREEDY)))[1]
+        else:
+            found[place] = tokens(llm, prompts[place], GREEDY)[0]
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == expected
+    assert_nothing_is_held(llm)
+
+
+def test_a_long_call_does_not_keep_another_thread_out(folder: Path) -> None:
+    """Requests of two threads run in one batch: the short one ends long before the long one."""
+    llm = make_llm(folder)
+    long = SamplingParams(temperature=0.0, max_tokens=230, ignore_eos=True)
+    started, order = threading.Event(), []
+
+    def short() -> None:
+        started.wait(60)
+        tokens(llm, PROMPT, GREEDY)
+        order.append("short")
+
+    thread = threading.Thread(target=short)
+    thread.start()
+    with at_step(llm, 3, started.set):
+        tokens(llm, PROMPT, long)
+    order.append("long")
+    thread.join(60)
+    assert order == ["short", "long"]
+
+
+def test_closing_while_another_thread_generates(folder: Path) -> None:
+    llm = make_llm(folder)
+    started, found = threading.Event(), []
+
+    def call() -> None:
+        found.append(one(llm, PROMPT, SamplingParams(max_tokens=230, ignore_eos=True)))
+
+    thread = threading.Thread(target=call)
+    with at_step(llm, 3, started.set):
+        thread.start()
+        assert started.wait(60)
+        llm.close()
+    thread.join(60)
+    assert found[0].finish_reason == "abort"
+    assert 0 < len(found[0].token_ids) < 230
+
+
+# ---- close
+
+
+def test_closing(folder: Path) -> None:
+    llm = make_llm(folder)
+    stream, unstarted = llm.stream(PROMPT, LONG), llm.stream(PROMPT, LONG)
+    next(stream)
+    engine = llm.engine
+    llm.close()
+    llm.close()
+    assert list(stream)[-1].finish_reason == "abort"
+    assert not engine.scheduler.has_work
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.generate(PROMPT),
+        lambda: llm.generate([]),
+        lambda: llm.generate(PROMPT, GREEDY),
+        lambda: llm.chat([{"role": "user", "content": "x"}]),
+        lambda: llm.stream(PROMPT),
+        lambda: next(unstarted),
+        llm.stats,
+        llm.explain,
+        llm.get_tokenizer,
+        llm.get_default_sampling_params,
+    ]
+    for call in calls:
+        with pytest.raises(RequestError, match="closed"):
+            call()
+
+
+def test_closing_gives_the_memory_back(folder: Path) -> None:
+    """Without waiting for the garbage collector."""
+    llm = make_llm(folder)
+    tokens(llm, PROMPT, GREEDY)
+    runner = llm.engine.worker.runner
+    held = [weakref.ref(runner), weakref.ref(next(runner.model.parameters()))]
+    held.append(weakref.ref(runner.token_to_kv_pool))
+    del runner
+    gc.collect()
+    gc.disable()
+    try:
+        llm.close()
+        assert [reference() for reference in held] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_an_error_within_the_context_manager_closes(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), make_llm(folder) as llm:
+        raise ZeroDivisionError
+    with pytest.raises(RequestError, match="closed"):
+        llm.stats()

@@ -1,0 +1,228 @@
+"""Where an output ends and what of it is shown: stop ids and strings, streams, characters."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_engine import EOS, write_checkpoint
+from tiny_llm import PRINTABLE, assert_nothing_is_held, joined, make_llm, one, scripted
+
+from headrace import LLM, SamplingParams
+from headrace.engine.outputs import Piece
+
+PROMPT = "The prompt"
+TEXT = "a stop comes here: [END] and not there"
+
+
+def spell(llm: LLM, text: str) -> list[int]:
+    return llm.get_tokenizer().encode(text)
+
+
+def said(llm: LLM, script: Sequence[int], **options: Any) -> Any:
+    """One output of these tokens, found to be the same when it is streamed."""
+    params = SamplingParams(**({"max_tokens": len(script), "temperature": 0.0} | options))
+    with scripted(llm, script, len(spell(llm, PROMPT))):
+        output = one(llm, PROMPT, params)
+        pieces = list(llm.stream(PROMPT, params))
+    text, token_ids, _ = joined(pieces)
+    assert (text, token_ids) == (output.text, output.token_ids)
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    last = pieces[-1]
+    assert (last.finish_reason, last.stop_reason) == (output.finish_reason, output.stop_reason)
+    assert_nothing_is_held(llm)
+    return output
+
+
+# ---- stop strings
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stop", ["[END]", ["zzz", "[END]", "ND] and"], ":", ["p"]])
+def test_a_stop_string_over_many_tokens(llm: LLM, stop: Any, include: bool) -> None:
+    # R088: nothing of the stop string shows, streamed or not
+    output = said(llm, spell(llm, TEXT), stop=stop, include_stop_str_in_output=include)
+    found = "[END]" if "[END]" in stop else stop[0]
+    end = TEXT.index(found)
+    assert output.text == TEXT[: end + len(found) * include]
+    assert output.finish_reason == "stop"
+    assert output.stop_reason == found
+    assert len(output.token_ids) == end + len(found)  # a token is a character here
+
+
+def test_no_piece_shows_a_part_of_the_stop(llm: LLM) -> None:
+    # R088
+    script = spell(llm, TEXT)
+    params = SamplingParams(max_tokens=len(script), stop="[END]")
+    shown = ""
+    with scripted(llm, script, len(spell(llm, PROMPT))):
+        for piece in llm.stream(PROMPT, params):
+            shown += piece.text
+            assert "[" not in shown
+
+
+def test_the_start_of_a_stop_that_never_completes_arrives(llm: LLM) -> None:
+    # R088
+    output = said(llm, spell(llm, TEXT + " [EN"), stop=["[END]!", "there [ENZZ"])
+    assert output.text == TEXT + " [EN"
+    assert output.finish_reason == "length"
+
+
+def test_a_stop_completed_by_the_last_token_is_a_stop(llm: LLM) -> None:
+    output = said(llm, spell(llm, "ab[END]"), stop="[END]")
+    assert (output.text, output.finish_reason, output.stop_reason) == ("ab", "stop", "[END]")
+
+
+def test_stops_of_a_batch_are_each_their_own(llm: LLM) -> None:
+    script = spell(llm, TEXT)
+    params = [
+        SamplingParams(max_tokens=len(script), temperature=0.0, stop=stop)
+        for stop in ("stop", "here", "never", "[")
+    ]
+    with scripted(llm, script, len(spell(llm, PROMPT))):
+        outputs = llm.generate([PROMPT] * 4, params, use_tqdm=False)
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == [TEXT[: TEXT.find(stop)] for stop in ("stop", "here")] + [
+        TEXT,
+        TEXT[: TEXT.find("[")],
+    ]
+
+
+def test_min_tokens_hold_for_stop_strings(llm: LLM) -> None:
+    script = spell(llm, "ab ab ab")
+    assert said(llm, script, stop="ab", min_tokens=2).text == "ab "
+    assert said(llm, script, stop="ab", min_tokens=4).text == "ab ab "
+
+
+# ---- stop ids
+
+
+@pytest.fixture(scope="module")
+def many_ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """End tokens in config (257), generation config (258, and one that does not exist) and
+    tokenizer (259)."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("llm") / "ends", "llama")
+    config = {"eos_token_id": [258, 99999]}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["eos_token"] = "<special1>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_every_stated_end_token_ends(many_ends: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # R092 (union of all three), R093 (own params do not drop them)
+    with make_llm(many_ends) as llm:
+        assert "99999" in caplog.text
+        assert llm.get_tokenizer().decode([259], skip_special_tokens=False) == "<special1>"
+        for token in (257, 258, 259):
+            output = one(llm, PROMPT, SamplingParams(temperature=0.3, logit_bias={token: 1e4}))
+            assert output.token_ids == [token]
+            assert (output.text, output.finish_reason, output.stop_reason) == ("", "stop", None)
+        output = one(llm, PROMPT, SamplingParams(logit_bias={260: 1e4}, max_tokens=3))
+        assert output.finish_reason == "length"
+
+
+def test_min_tokens_mask_every_end_token(many_ends: Path) -> None:
+    # R069: ids outside the vocabulary must not reach the mask
+    with make_llm(many_ends) as llm:
+        bias = {257: 1e3, 258: 1e3, 259: 1e3, 65: 1e3}
+        params = SamplingParams(logit_bias=bias, stop_token_ids=[65], min_tokens=6, max_tokens=50)
+        output = one(llm, PROMPT, params)
+        assert len(output.token_ids) == 7
+        assert not set(output.token_ids[:6]) & {65, 257, 258, 259}
+        assert output.token_ids[6] in {65, 257, 258, 259}
+
+
+def test_own_stop_ids_end_and_are_named(llm: LLM) -> None:
+    script = spell(llm, "abcXdef")
+    output = said(llm, script, stop_token_ids=[script[3], 70])
+    assert (output.text, output.finish_reason) == ("abc", "stop")
+    assert output.stop_reason == script[3]
+    assert output.token_ids == script[:4]
+
+
+def test_ignore_eos_leaves_own_stop_ids(llm: LLM) -> None:
+    script = [*spell(llm, "ab"), EOS, *spell(llm, "cX")]
+    assert said(llm, script).text == "ab"
+    output = said(llm, script, ignore_eos=True, stop_token_ids=[script[-1]])
+    assert (output.text, output.stop_reason) == ("abc", script[-1])
+
+
+# ---- characters
+
+
+def test_special_tokens_show_when_asked(llm: LLM) -> None:
+    script = [*spell(llm, "a"), 258, *spell(llm, "b")]
+    assert said(llm, script).text == "ab"
+    assert said(llm, script, skip_special_tokens=False).text == "a<special0>b"
+
+
+def test_characters_are_never_cut(llm: LLM) -> None:
+    text = "né 日本 👩‍👧 fin"
+    script = spell(llm, text)
+    params = SamplingParams(max_tokens=len(script))
+    with scripted(llm, script, len(spell(llm, PROMPT))):
+        pieces = list(llm.stream(PROMPT, params))
+    assert all("\ufffd" not in piece.text for piece in pieces)
+    assert joined(pieces)[0] == text
+    assert len(pieces) == len(script)
+
+
+def test_half_a_character_at_the_end_shows_once(llm: LLM) -> None:
+    script = spell(llm, "a👩")[:-1]
+    assert said(llm, script).text == "a\ufffd"
+
+
+def test_a_character_begun_by_the_prompt_is_given_whole(llm: LLM) -> None:
+    whole = spell(llm, "é")
+    with scripted(llm, whole[1:], 1):
+        assert one(llm, whole[:1], SamplingParams(max_tokens=1)).text == "é"
+
+
+# ---- streams and outputs
+
+
+def test_a_stream_of_several_continuations(llm: LLM) -> None:
+    params = SamplingParams(
+        n=3, seed=1, max_tokens=15, ignore_eos=True, allowed_token_ids=PRINTABLE, stop="#"
+    )
+    (output,) = llm.generate(PROMPT, params, use_tqdm=False)
+    parts: dict[int, list[Piece]] = {0: [], 1: [], 2: []}
+    for piece in llm.stream(PROMPT, params):
+        parts[piece.index].append(piece)
+    for each in output.outputs:
+        text, token_ids, _ = joined(parts[each.index])
+        assert (text, token_ids) == (each.text, each.token_ids)
+        assert parts[each.index][-1].finish_reason == each.finish_reason
+    assert len({tuple(each.token_ids) for each in output.outputs}) == 3
+
+
+def test_chat_is_the_template_and_the_rest(folder: Path) -> None:
+    llm = make_llm(folder, max_model_len=40)
+    messages = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    (output,) = llm.chat(messages, params, use_tqdm=False)
+    assert output.prompt == "<user>Hi</s><assistant>"
+    assert list(output.prompt_token_ids) == spell(llm, output.prompt)
+    assert EOS in output.prompt_token_ids
+    assert len(output.outputs[0].token_ids) == 40 - len(output.prompt_token_ids)
+    assert joined(list(llm.stream_chat(messages, params)))[1] == output.outputs[0].token_ids
+    both = llm.chat([messages, messages], params, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in both] == [output.outputs[0].token_ids] * 2
+    (open_ended,) = llm.chat(messages, params, use_tqdm=False, add_generation_prompt=False)
+    assert open_ended.prompt == "<user>Hi</s>"
+
+
+@pytest.mark.parametrize(("length", "made"), [(10, 128), (200, 56), (255, 1)])
+def test_without_max_tokens_the_context_is_kept(llm: LLM, length: int, made: int) -> None:
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    output = one(llm, [7] * length, params)
+    assert len(output.token_ids) == made
+    assert output.finish_reason == "length"
+
+
+def test_min_tokens_raise_the_default_length(llm: LLM) -> None:
+    output = one(llm, [7] * 10, SamplingParams(min_tokens=150, seed=0))
+    assert len(output.token_ids) >= 150
