@@ -1,11 +1,15 @@
 """The sampler on a CUDA device: no wait of the host, rows alone and in a batch, CPU's answers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from sampling_cases import CPU, random_logits
 
 from headrace.batch.outputs import SampleOutput
 from headrace.batch.rows import Rows, RowStart
+from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.sampling.sampler import Sampler
@@ -32,6 +36,43 @@ def sample_on(device: torch.device, chosen: list[int]) -> SampleOutput:
         lambda _, shape, dtype: torch.zeros(tuple(shape), dtype=dtype, device=device),
     )
     places = [index + 1 for index in range(len(chosen))]
+    logits = torch.stack([random_logits(VOCABULARY, seed=index, scale=3.0) for index in chosen])
+    logits = logits.to(device)
+    positions = torch.full((len(chosen),), 3, device=device)
+    params = [PARAMS[index] for index in chosen]
+    with never_waiting(device):
+        admit(rows, places, chosen)
+        info = sampling_batch_info(params, places, places, places, device, vocab_size=VOCABULARY)
+        output = Sampler().sample(logits, info, rows, positions)
+        tokens, finite = output.next_token_ids, output.finite
+        advance_length(info.rows, torch.ones_like(tokens).int(), rows.length, rows.active)
+        advance_token(
+            info.rows,
+            tokens,
+            finite,
+            last_token=rows.last_token,
+            active=rows.active,
+            stop_ids=rows.stop_ids,
+            penalised=rows.penalised,
+            token_counts=rows.token_counts,
+        )
+    return output
+
+
+@contextmanager
+def never_waiting(device: torch.device) -> Iterator[None]:
+    """An error where the host would wait for the device."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def admit(rows: Rows, places: list[int], chosen: list[int]) -> None:
     rows.admit(
         [
             RowStart(
@@ -46,18 +87,6 @@ def sample_on(device: torch.device, chosen: list[int]) -> SampleOutput:
             for place, index in zip(places, chosen, strict=True)
         ]
     )
-    logits = torch.stack([random_logits(VOCABULARY, seed=index, scale=3.0) for index in chosen])
-    logits = logits.to(device)
-    positions = torch.full((len(chosen),), 3, device=device)
-    params = [PARAMS[index] for index in chosen]
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        info = sampling_batch_info(params, places, places, places, device, vocab_size=VOCABULARY)
-        return Sampler().sample(logits, info, rows, positions)
-    finally:
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_tokens_are_those_of_the_cpu_and_the_host_never_waits() -> None:

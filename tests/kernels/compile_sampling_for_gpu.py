@@ -1,0 +1,77 @@
+"""Compiles sampling, preparation and advance for a named GPU, without having one.
+
+As `compile_for_gpu`: a process of its own, launches recorded. Prints one line per variant.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from compile_for_gpu import Recorder
+from sampling_columns import Row, columns_of
+
+from headrace.kernels import batch_preparation_triton, sampling_triton
+from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
+from headrace.kernels.sampling_triton import SamplingScratch, sample_tokens
+
+VOCABULARY = 151936
+
+
+class EveryVariant(Recorder):
+    """Compiles at each launch whose constants were not seen before."""
+
+    def __init__(self, kernel: Any, capability: int) -> None:
+        super().__init__(kernel)
+        self.capability, self.seen = capability, set()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **named: Any) -> None:
+            variant = str(sorted(named.items()))
+            if variant in self.seen:
+                return
+            self.seen.add(variant)
+            self.launch = arguments, named
+            compiled = self.compile(self.capability)
+            assert "cubin" in compiled.asm
+            waits = "griddepcontrol.wait" in compiled.asm["ptx"]
+            print(self.kernel.fn.__name__, compiled.metadata.shared, waits)
+
+        return launch
+
+
+def main(capability: int, pdl: bool) -> None:
+    for module, names in (
+        (sampling_triton, ("_score_kernel", "narrow_kernel")),
+        (batch_preparation_triton, ("_prepare_kernel", "_advance_kernel")),
+    ):
+        for name in names:
+            setattr(module, name, EveryVariant(getattr(module, name), capability))
+    sampling_triton.check_fused = lambda *arguments, **named: None
+    batch_preparation_triton._check = lambda rows: None
+    columns = columns_of([Row()], VOCABULARY, stop_ids=128)
+    rows, lens = torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    finite, scratch = torch.ones(1, dtype=torch.bool), SamplingScratch.allocate(1, rows.device)
+    logits = torch.empty(1, VOCABULARY)
+    for filters in (False, True):
+        out = {"tokens": rows.clone(), "finite": finite, "scratch": scratch}
+        sample_tokens(logits, rows, lens, columns, filters=filters, pdl=pdl, **out)
+    state = {"length": lens, "last_token": rows, "active": finite}
+    table = torch.zeros(1, 600, dtype=torch.int32)
+    prepare_decode(
+        rows,
+        **state,
+        tables={"full": table},
+        page_size=64,
+        input_ids=rows,
+        positions=rows,
+        seq_lens=lens,
+        page_tables={"full": table},
+        out_cache_locs={"full": rows},
+        pdl=pdl,
+    )
+    counted = {"penalised": finite, "token_counts": columns.token_counts}
+    advance_decode(rows, rows, finite, **state, stop_ids=columns.stop_ids, **counted, pdl=pdl)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] == "pdl")
