@@ -83,7 +83,7 @@ def test_data_is_complete_and_json() -> None:
     for entry in data["decisions"]:
         assert set(entry) == {"name", "value", "asked", "reason", "refused"}
     assert data["decided_at_start"] == ["weight_format", "kv_tokens"]
-    assert data["memory"]["weight_format", "kv_tokens"] == explained.memory.tokens
+    assert data["memory"]["kv_tokens"] == explained.memory.tokens
     assert data["memory"]["weight_bytes"] == sum(data["memory"]["weights"].values())
     assert data["hardware"]["packages"] == ["triton"]
     ropes = next(entry for entry in data["decisions"] if entry["name"] == "ropes")
