@@ -199,7 +199,10 @@ FILTERS = [  # top_k, top_p, min_p
 ]
 
 
-@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "equal", "forbidden"])
+SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("peaked", "equal")]
+
+
+@pytest.mark.parametrize("kind", ["flat", "ties", "forbidden", *SLOWER])
 def test_exactly_the_tokens_of_the_twin_are_kept(kind: str) -> None:
     logits = draw(len(FILTERS), scale=8.0 if kind == "peaked" else 1.0, seed=4)
     if kind == "ties":
