@@ -40,11 +40,10 @@ def test_norm(dtype: torch.dtype, tolerance: float, offset: float) -> None:
     norm = RMSNorm(48, eps=0.1, offset=offset, space=space(dtype))
     stored = torch.randn(48).to(dtype)
     next(norm.slots("norm")).fill(stored)
-    x, residual = torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype)
-    normed, total = norm.add_and_norm(x, residual)
-    assert normed.dtype == total.dtype == dtype
-    assert torch.equal(total, x + residual)
-    exact = total.double()
+    x = torch.randn(5, 48).to(dtype)
+    normed = norm(x)
+    assert normed.dtype == dtype
+    exact = x.double()
     exact = exact / (exact.square().mean(-1, keepdim=True) + 0.1).sqrt()
     exact = exact * (offset + stored.double())
     torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=tolerance)
@@ -99,13 +98,16 @@ def test_mlp(act: str) -> None:
     for name, slot in weight_slots(torch.nn.ModuleDict({"mlp": mlp})).items():
         stored[name] = torch.randn(slot.destination.shape)
         slot.fill(stored[name])
+    norm = RMSNorm(12, eps=1e-6, space=space())
+    norm.weight.fill_(1.0)
     x = torch.randn(3, 12)
+    normed = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
     def part(name: str, value: torch.Tensor) -> torch.Tensor:
         weight, bias = stored[f"mlp.{name}.weight"], stored[f"mlp.{name}.bias"]
         return value.double() @ weight.double().T + bias.double()
 
-    gate = part("gate_proj", x)
+    gate = part("gate_proj", normed)
     exact_act = {
         "silu": lambda v: v * torch.sigmoid(v),
         "gelu": lambda v: v * 0.5 * (1 + torch.erf(v / math.sqrt(2))),
@@ -114,8 +116,10 @@ def test_mlp(act: str) -> None:
         ),
         "relu": lambda v: v.clamp(min=0),
     }[act]
-    exact = part("down_proj", exact_act(gate) * part("up_proj", x))
-    torch.testing.assert_close(mlp(x).double(), exact, rtol=1e-4, atol=1e-4)
+    exact = part("down_proj", exact_act(gate) * part("up_proj", normed))
+    torch.testing.assert_close(
+        mlp.down_proj(mlp.gate(norm, x)).double(), exact, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:

@@ -82,7 +82,7 @@ def test_data_is_complete_and_json() -> None:
     assert [entry["name"] for entry in data["decisions"]] == [d.name for d in explained.plan]
     for entry in data["decisions"]:
         assert set(entry) == {"name", "value", "asked", "reason", "refused"}
-    assert data["decided_at_start"] == ["weight_format", "kv_tokens"]
+    assert data["decided_at_start"] == ["weight_format", "operators", "kv_tokens"]
     assert data["memory"]["kv_tokens"] == explained.memory.tokens
     assert data["memory"]["weight_bytes"] == sum(data["memory"]["weights"].values())
     assert data["hardware"]["packages"] == ["triton"]

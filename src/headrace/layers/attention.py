@@ -1,6 +1,5 @@
 """Self-attention: projections, q/k norm, rope, KV write, backend."""
 
-import torch
 from torch import Tensor, nn
 
 from headrace.attention.backend import AttentionBackend
@@ -26,6 +25,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, traits: ModelTraits, layer_id: int, *, space: WeightSpace) -> None:
         super().__init__()
+        self.operators = space.operators
         attention, layer = traits.attention, traits.layers[layer_id]
         self.layer_id, self.pool_layer = layer_id, -1
         self.kv_group, self.window, self.rope = layer.kv_group, layer.window, layer.rope
@@ -61,18 +61,7 @@ class SelfAttention(nn.Module):
         """Give the layer its KV memory (`pool_layer` is its index there) and its backend."""
         self.pool, self.backend, self.pool_layer = pool, backend, pool_layer
 
-    def forward(self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """[T, H] -> [T, H]"""
-        tokens, heads = hidden.shape[0], (self.num_heads, self.num_kv_heads)
-        qkv = self.qkv_proj(hidden)
-        # q and k lie side by side, so one rotation turns both
-        qk = qkv[:, : self.rotating].view(tokens, sum(heads), self.head_dim)  # [T, N + K, D]
-        v = qkv[:, self.rotating :].view(tokens, self.num_kv_heads, self.v_head_dim)  # [T, K, Dv]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split(heads, dim=1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = rotation.apply(qk).split(heads, dim=1)  # [T, N, D], [T, K, D]
-        self.pool.write(self.pool_layer, batch.kv[self.kv_group].out_cache_loc, k, v)
-        fresh = batch.mode.is_extend and not batch.facts.has_prefix
-        out = self.backend.forward(q, self, batch, kv=(k, v) if fresh else None)  # [T, N, Dv]
-        return self.o_proj(out.flatten(1))  # type: ignore[no-any-return]
+    def attend(self, qkv: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
+        """What lies between the projections: qkv [T, sum of sizes] -> [T, N * Dv]"""
+        q, fresh = self.operators.rotate_and_write(self, qkv, rotation, batch)
+        return self.backend.forward(q, self, batch, kv=fresh).flatten(1)

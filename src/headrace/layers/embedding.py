@@ -53,18 +53,22 @@ class LMHead(nn.Module):
         soft_cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.soft_cap, self.format = soft_cap, space.format
+        self.soft_cap, self.format, self.operators = soft_cap, space.format, space.operators
         self.weight = None if tied is not None else space.format.create(space, vocab, hidden)
         self._tied = (tied,)  # in a tuple, so that the module tree holds the embedding once
         self.finished: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V] float32"""
-        matrix = self._loaded() if self.finished is None else self.finished  # [V, H]
-        logits = self.format.apply(hidden, matrix, None).float()
+        logits = self.operators.logits(self, hidden)
         if self.soft_cap is None:
             return logits
         return torch.tanh(logits / self.soft_cap) * self.soft_cap
+
+    @property
+    def matrix(self) -> Tensor:
+        """[V, H], in the form that the format's `apply` takes."""
+        return self._loaded() if self.finished is None else self.finished
 
     def finish(self) -> None:
         """As `MergedLinear.finish`; a tied table stays for the embedding, the head is a copy."""

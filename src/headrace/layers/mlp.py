@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headrace.base.errors import UnsupportedError
 from headrace.layers.linear import Linear, MergedLinear
+from headrace.layers.norm import RMSNorm
 from headrace.layers.weights import WeightSpace
 
 
@@ -37,6 +38,8 @@ class GatedMLP(nn.Module):
         self, hidden: int, intermediate: int, *, act: str, bias: bool, space: WeightSpace
     ) -> None:
         super().__init__()
+        self.operators = space.operators
+        self.act_name = act
         self.intermediate = intermediate
         self.act = activation(act)
         self.gate_up_proj = MergedLinear(
@@ -44,7 +47,6 @@ class GatedMLP(nn.Module):
         )
         self.down_proj = Linear(intermediate, hidden, bias=bias, space=space)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]"""
-        gate, up = self.gate_up_proj(x).split(self.intermediate, dim=-1)  # [T, intermediate] each
-        return self.down_proj(self.act(gate) * up)  # type: ignore[no-any-return]
+    def gate(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """act(gate(norm(x))) * up(norm(x)): [T, H] -> [T, intermediate]"""
+        return self.operators.normed_gate(norm, self, x)

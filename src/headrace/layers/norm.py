@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.layers.weights import WeightSlot, WeightSpace
@@ -21,18 +20,12 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, *, eps: float, space: WeightSpace, offset: float = 0.0) -> None:
         super().__init__()
         self.shape, self.eps, self.offset = (size,), eps, offset
+        self.operators = space.operators
         self.weight = space.parameter(size, dtype=torch.float32 if offset else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape and dtype."""
-        if x.dtype is self.weight.dtype:
-            return F.rms_norm(x, self.shape, self.weight, self.eps)
-        return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
-
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum): the step between two sublayers."""
-        total = residual + x
-        return self(total), total
+        return self.operators.norm(self, x)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         yield WeightSlot(name=f"{path}.weight", destination=self.weight, offset=self.offset)

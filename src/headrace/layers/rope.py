@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al., 2021), half-split form: dimension i turns with i + R/2."""
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -10,24 +10,32 @@ from headrace.layers.rope_frequencies import rope_frequencies
 from headrace.layers.weights import WeightSpace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Angles of the tokens of a step, gathered once and shared by the layers.
+    """Angles of the tokens of a step, shared by the layers; gathered when torch first needs them.
 
-    cos, sin: [T, 1, R] float32; the first half of sin is negated, so that a rotation is
-    x * cos + (x with its halves swapped) * sin.
+    Args:
+        cache: [length, R] float32, cos and then sin of each position.
+        positions: [T] int64.
     """
 
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, cache: Tensor, positions: Tensor) -> None:
+        self.cache, self.positions = cache, positions
+
+    @cached_property
+    def cos_sin(self) -> tuple[Tensor, Tensor]:
+        """[T, 1, R] float32 each; the first half of sin is negated, so that a rotation is
+        x * cos + (x with its halves swapped) * sin."""
+        cos, sin = self.cache.index_select(0, self.positions).chunk(2, dim=-1)  # [T, R / 2] each
+        return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 
     def apply(self, x: Tensor) -> Tensor:
         """Rotate the first R dimensions of each head, in float32: [T, N, D] -> [T, N, D]."""
-        rotary = self.cos.shape[-1]
+        cos, sin = self.cos_sin
+        rotary = cos.shape[-1]
         head = x if rotary == x.shape[-1] else x[..., :rotary]
         first, second = head.chunk(2, dim=-1)
         swapped = torch.cat((second, first), dim=-1)
-        turned = torch.addcmul(head * self.cos, swapped, self.sin).to(x.dtype)
+        turned = torch.addcmul(head * cos, swapped, sin).to(x.dtype)
         return turned if head is x else torch.cat((turned, x[..., rotary:]), dim=-1)
 
 
@@ -48,7 +56,4 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """[T] int64, below plan.length."""
-        cos, sin = self.cache.index_select(0, positions).chunk(2, dim=-1)  # [T, R / 2] each
-        return Rotation(
-            cos=torch.cat((cos, cos), dim=-1)[:, None], sin=torch.cat((-sin, sin), dim=-1)[:, None]
-        )
+        return Rotation(self.cache, positions)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.base.errors import CheckpointError
+from headrace.layers.operators import TORCH_OPERATORS, Operators
 from headrace.layers.weight_formats import DENSE, WeightFormat
 from headrace.memory.arena import Arena
 
@@ -104,11 +105,12 @@ def weight_bytes(model: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpace:
-    """Where the parameters of a model are made, and how linear layers keep theirs."""
+    """Where the parameters of a model are made, and how layers keep and use theirs."""
 
     dtype: torch.dtype
     arena: Arena
     format: WeightFormat = DENSE
+    operators: Operators = TORCH_OPERATORS
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """A parameter with undefined content, to be filled by the loader."""

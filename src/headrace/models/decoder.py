@@ -46,23 +46,20 @@ class PreNormBlock(nn.Module):
 
     def __init__(self, traits: ModelTraits, layer_id: int, *, space: WeightSpace) -> None:
         super().__init__()
+        self.operators = space.operators
         self.self_attn = SelfAttention(traits, layer_id, space=space)
         self.mlp = gated_mlp(traits, space)
         self.input_layernorm = norm(traits, space)
         self.post_attention_layernorm = norm(traits, space)
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rotation: Rotation, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """x [T, H] is what the block before adds to the residual stream; the sum is left to the
-        next norm, which can fuse it."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add_and_norm(x, residual)
-        x = self.self_attn(x, rotation, batch)
-        x, residual = self.post_attention_layernorm.add_and_norm(x, residual)
-        return self.mlp(x), residual
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
+        """The residual stream, [T, H] -> [T, H]"""
+        attention, mlp = self.self_attn, self.mlp
+        qkv = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
+        x = self.operators.add_linear(attention.o_proj, attention.attend(qkv, rotation, batch), x)
+        return self.operators.add_linear(
+            mlp.down_proj, mlp.gate(self.post_attention_layernorm, x), x
+        )
 
 
 class Decoder(nn.Module):
@@ -93,11 +90,9 @@ class Decoder(nn.Module):
         """[T], [T] -> [T, H]"""
         rotations = {name: rope(positions) for name, rope in self.ropes.items()}
         x: Tensor = self.embed_tokens(input_ids)
-        residual: Tensor | None = None
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
-            x, residual = layer(x, residual, rotations[rope], batch)
-        assert residual is not None, "a model has layers"
-        return self.norm.add_and_norm(x, residual)[0]
+            x = layer(x, rotations[rope], batch)
+        return self.norm(x)  # type: ignore[no-any-return]
 
 
 class CausalDecoder(nn.Module):

@@ -30,6 +30,7 @@ class SandwichBlock(nn.Module):
 
     def __init__(self, traits: ModelTraits, layer_id: int, *, space: WeightSpace) -> None:
         super().__init__()
+        self.operators = space.operators
         self.self_attn = SelfAttention(traits, layer_id, space=space)
         self.mlp = gated_mlp(traits, space)
         self.input_layernorm = norm(traits, space)
@@ -37,16 +38,14 @@ class SandwichBlock(nn.Module):
         self.pre_feedforward_layernorm = norm(traits, space)
         self.post_feedforward_layernorm = norm(traits, space)
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rotation: Rotation, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add_and_norm(x, residual)
-        x = self.post_attention_layernorm(self.self_attn(x, rotation, batch))
-        x, residual = self.pre_feedforward_layernorm.add_and_norm(x, residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
+        """The residual stream, [T, H] -> [T, H]"""
+        attention, mlp = self.self_attn, self.mlp
+        qkv = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
+        attended = attention.o_proj(attention.attend(qkv, rotation, batch))
+        x = x + self.post_attention_layernorm(attended)
+        fed = mlp.down_proj(mlp.gate(self.pre_feedforward_layernorm, x))
+        return x + self.post_feedforward_layernorm(fed)  # type: ignore[no-any-return]
 
 
 class Gemma3ForCausalLM(CausalDecoder):

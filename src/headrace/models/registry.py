@@ -9,6 +9,7 @@ import torch
 from headrace.base.errors import UnsupportedError
 from headrace.config.persona import ModelTraits
 from headrace.config.plan import RopePlan
+from headrace.layers.operators import TORCH_OPERATORS, Operators
 from headrace.layers.weight_formats import DENSE, WeightFormat
 from headrace.layers.weights import WeightSpace
 from headrace.memory.arena import Arena
@@ -129,6 +130,7 @@ def build_model(
     *,
     arena: Arena | None = None,
     weight_format: WeightFormat = DENSE,
+    operators: Operators = TORCH_OPERATORS,
 ) -> CausalDecoder:
     """The module tree with parameters of undefined content on the device (a `CausalLM`).
 
@@ -136,9 +138,12 @@ def build_model(
         ropes: one settled rope for each name in `traits.ropes`.
         arena: where the memory comes from; one of its own if None.
         weight_format: of the linear layers. `finish_weights` must follow the loading.
+        operators: how compositions of layers are computed.
     """
     assert ropes.keys() == traits.ropes.keys(), "the plan settles every rope of the traits"
     module = next(family.module for family in FAMILIES if family.name == traits.family)
-    space = WeightSpace(dtype=dtype, arena=arena or Arena(device), format=weight_format)
+    space = WeightSpace(
+        dtype=dtype, arena=arena or Arena(device), format=weight_format, operators=operators
+    )
     with torch.inference_mode(False):
         return module(traits, dict(ropes), space=space).eval()

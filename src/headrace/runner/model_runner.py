@@ -33,6 +33,7 @@ from headrace.execution.preparation import BatchPreparation
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.layers.logits import process_logits
+from headrace.layers.triton_operators import choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
@@ -98,8 +99,9 @@ class ModelRunner:
             self.sampler = Sampler()
 
     def load_model(self) -> None:
-        choice = choose_weight_format(self.device, self.dtype)
-        self.measured.append(choice)
+        form = choose_weight_format(self.device, self.dtype)
+        kernels, operators = choose_operators(self.device, form.value)
+        self.measured += [form, kernels]
         # oneDNN's memory is not the arena's, so the weights are counted on the model
         with self._part("weights", lambda: weight_bytes(self.model)):
             self.model = build_model(
@@ -108,7 +110,8 @@ class ModelRunner:
                 self.dtype,
                 self.device,
                 arena=self.arena,
-                weight_format=WEIGHT_FORMATS[choice.value],
+                weight_format=WEIGHT_FORMATS[form.value],
+                operators=operators,
             )
             self._load_weights(self.model)
             finish_weights(self.model)

@@ -13,7 +13,11 @@ from headrace.runner.memory_table import MemoryTable
 from headrace.version import __version__
 
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
-DECIDED_AT_START = ("weight_format", "kv_tokens")  # what only the device at hand can tell
+DECIDED_AT_START = (
+    "weight_format",
+    "operators",
+    "kv_tokens",
+)  # what only the device at hand can tell
 
 
 class Explained(Protocol):

@@ -1,0 +1,99 @@
+"""How the compositions that blocks are made of are computed: plain torch, or fused kernels.
+
+A block says what it means (`normed_linear`, `add_linear`, ...); which kernels do it is settled once
+for the whole model. Both ways give the same numbers up to rounding.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headrace.batch.forward_batch import ForwardBatch
+    from headrace.layers.attention import SelfAttention
+    from headrace.layers.embedding import LMHead
+    from headrace.layers.linear import MergedLinear
+    from headrace.layers.mlp import GatedMLP
+    from headrace.layers.norm import RMSNorm
+    from headrace.layers.rope import Rotation
+
+
+class Operators(Protocol):
+    """Compositions of layers. Shapes: T tokens, H hidden, N query heads, D head dim."""
+
+    name: str
+
+    def norm(self, norm: "RMSNorm", x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]"""
+        ...
+
+    def normed_linear(self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor) -> Tensor:
+        """linear(norm(x)): [T, H] -> [T, outputs]"""
+        ...
+
+    def add_linear(self, linear: "MergedLinear", x: Tensor, residual: Tensor) -> Tensor:
+        """residual + linear(x): [T, inputs], [T, H] -> [T, H]; `residual` may be written."""
+        ...
+
+    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> Tensor:
+        """act(gate(norm(x))) * up(norm(x)): [T, H] -> [T, intermediate]"""
+        ...
+
+    def rotate_and_write(
+        self, attention: "SelfAttention", qkv: Tensor, rotation: "Rotation", batch: "ForwardBatch"
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """q [T, N, D], normed and rotated; k and v go to the pool, and are returned when fresh.
+
+        Fresh: every row of the step starts at position 0, so that attention need not read the pool.
+        """
+        ...
+
+    def logits(self, head: "LMHead", hidden: Tensor) -> Tensor:
+        """[n, H] -> [n, V] float32, without soft cap."""
+        ...
+
+
+class TorchOperators:
+    """Layer by layer, in torch: any device, any weight format. The meaning of the others."""
+
+    name = "torch"
+
+    def norm(self, norm: "RMSNorm", x: Tensor) -> Tensor:
+        if x.dtype is norm.weight.dtype:
+            return F.rms_norm(x, norm.shape, norm.weight, norm.eps)
+        return F.rms_norm(x.float(), norm.shape, norm.weight, norm.eps).to(x.dtype)
+
+    def normed_linear(self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor) -> Tensor:
+        return linear.forward(self.norm(norm, x))
+
+    def add_linear(self, linear: "MergedLinear", x: Tensor, residual: Tensor) -> Tensor:
+        return residual + linear.forward(x)
+
+    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> Tensor:
+        gate, up = mlp.gate_up_proj.forward(self.norm(norm, x)).split(mlp.intermediate, dim=-1)
+        gated: Tensor = mlp.act(gate) * up
+        return gated
+
+    def rotate_and_write(
+        self, attention: "SelfAttention", qkv: Tensor, rotation: "Rotation", batch: "ForwardBatch"
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        tokens, heads = qkv.shape[0], (attention.num_heads, attention.num_kv_heads)
+        # q and k lie side by side, so one rotation turns both
+        qk = qkv[:, : attention.rotating].view(tokens, sum(heads), attention.head_dim)
+        v = qkv[:, attention.rotating :].view(tokens, heads[1], attention.v_head_dim)  # [T, K, Dv]
+        if attention.q_norm is not None and attention.k_norm is not None:
+            q, k = qk.split(heads, dim=1)
+            qk = torch.cat((self.norm(attention.q_norm, q), self.norm(attention.k_norm, k)), dim=1)
+        q, k = rotation.apply(qk).split(heads, dim=1)  # [T, N, D], [T, K, D]
+        slots = batch.kv[attention.kv_group].out_cache_loc
+        attention.pool.write(attention.pool_layer, slots, k, v)
+        fresh = batch.mode.is_extend and not batch.facts.has_prefix
+        return q, (k, v) if fresh else None
+
+    def logits(self, head: "LMHead", hidden: Tensor) -> Tensor:
+        return head.format.apply(hidden, head.matrix, None).float()
+
+
+TORCH_OPERATORS = TorchOperators()
