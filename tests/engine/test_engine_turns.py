@@ -1,49 +1,44 @@
 """Threads that share an engine get their turn in time."""
 
-import statistics
 import threading
 import time
+
+import pytest
 
 from headrace.engine.turns import Turns
 
 
 def test_a_waiting_thread_comes_before_the_one_that_just_left() -> None:
-    turns, stop = Turns(), threading.Event()
-    taken = 0
-    between: list[int] = []  # turns of the other thread while this one waited
+    turns, order = Turns(), []
 
-    def loop() -> None:
-        nonlocal taken
-        while not stop.is_set():
-            with turns:
-                taken += 1
-                sum(range(20_000))  # a step that never lets go of the interpreter by itself
+    def wait_and_go() -> None:
+        with turns:
+            order.append("waited")
 
-    def ask() -> None:
-        for _ in range(20):
-            before = taken
-            with turns:
-                between.append(taken - before)
-            time.sleep(0.005)  # the other one is at it again
-
-    looping, asking = threading.Thread(target=loop), threading.Thread(target=ask)
-    looping.start()
-    asking.start()
-    asking.join(60)
-    stop.set()
-    looping.join(60)
-    assert len(between) == 20
-    assert statistics.median(between) <= 2  # some 400 with a plain lock
+    for _ in range(50):
+        waiting = threading.Thread(target=wait_and_go)
+        with turns:
+            waiting.start()
+            deadline = time.monotonic() + 30
+            while not turns._gate.locked():  # until it is the next one
+                assert time.monotonic() < deadline
+                time.sleep(0.0001)
+        with turns:
+            order.append("came back")
+        waiting.join(30)
+    assert order == ["waited", "came back"] * 50
 
 
 def test_one_at_a_time_and_given_back_after_an_error() -> None:
     turns = Turns()
-    try:
+
+    def fail() -> None:
         with turns:
             assert not turns.take_if_free()
             raise ZeroDivisionError
-    except ZeroDivisionError:
-        pass
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert turns.take_if_free()
     turns.give_back()
     with turns:
