@@ -12,13 +12,13 @@ from compile_for_gpu import Recorder
 
 from headrace.kernels import (
     gated_activation_triton,
+    matvec_triton,
     norm_rope_write_triton,
     norms_triton,
-    small_linear_triton,
 )
-from headrace.kernels.small_linear_settings import MatvecSettings, ThinSettings
+from headrace.kernels.matvec_settings import MatvecSettings
 
-MODULES = (gated_activation_triton, norm_rope_write_triton, norms_triton, small_linear_triton)
+MODULES = (gated_activation_triton, matvec_triton, norm_rope_write_triton, norms_triton)
 
 
 def recorders() -> dict[str, Recorder]:
@@ -38,14 +38,12 @@ def launches(kind: torch.dtype, pdl: bool) -> Any:
     x, weight = torch.empty(1, 4096, dtype=kind), torch.empty(2048, 4096, dtype=kind)
     norm, few = torch.empty(4096, dtype=kind), torch.empty(8, 4096, dtype=kind)
     options = {"norm_weight": norm, "eps": 1e-6, "pdl": pdl}
-    linear = small_linear_triton.small_linear
-    yield "_matvec_kernel", linear(x, weight, **options, residual=x[:, :2048])
+    matvec = matvec_triton.matvec
+    yield "_matvec_kernel", matvec(x, weight, **options, residual=x[:, :2048])
     early = MatvecSettings(rows=4, block=1024, warps=8, prefetch=True)
-    yield "_matvec_kernel", linear(x, weight, **options, activation="silu", settings=early)
-    yield "_thin_kernel", linear(few, weight, **options, residual=few[:, :2048])
-    early = ThinSettings(block=32, depth=64, warps=4, stages=3, prefetch=True)
-    options |= {"activation": "gelu_tanh", "bias": norm[:2048], "settings": early}
-    yield "_thin_kernel", linear(few, weight, **options)
+    yield "_matvec_kernel", matvec(x, weight, **options, activation="silu", settings=early)
+    logits = torch.empty(1, 2048)
+    yield "_matvec_kernel", matvec(x, weight, **options, bias=norm[:2048], out=logits)
     yield "_norm_kernel", norms_triton.rms_norm(few.view(8, 32, 128), norm[:128], eps=0.0, pdl=pdl)
     yield "_norm_kernel", norms_triton.add_rms_norm(few, few, norm, eps=0.0, pdl=pdl)
     yield "_gate_kernel", gated_activation_triton.gated_activation(few, pdl=pdl)

@@ -36,12 +36,13 @@ def assert_close(out: Tensor, twin: Tensor, dtype: torch.dtype) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Arguments of `small_linear`. outputs: columns of the result."""
+    """Arguments of `matvec`. outputs: columns of the result; out_dtype: of that, `dtype` if
+    absent."""
 
-    rows: int
     outputs: int
     inputs: int
     dtype: torch.dtype = torch.float32
+    out_dtype: torch.dtype | None = None
     norm: bool = False
     bias: bool = False
     residual: bool = False
@@ -52,14 +53,16 @@ class Product:
     @property
     def name(self) -> str:
         traits = [name for name in ("norm", "bias", "residual") if getattr(self, name)]
-        parts = [f"{self.rows}x{self.outputs}x{self.inputs}", str(self.dtype)[6:], *traits]
+        if self.out_dtype:
+            traits.append(f"to-{str(self.out_dtype)[6:]}")
+        parts = [f"{self.outputs}x{self.inputs}", str(self.dtype)[6:], *traits]
         return "-".join([*parts, *([self.activation] if self.activation else [])])
 
     def arguments(self) -> dict:
         weight_rows = self.outputs * (2 if self.activation else 1)
         like = {"dtype": self.dtype, "seed": self.seed}
         named = {
-            "x": strided(draw(self.rows, self.inputs, **like, scale=self.scale)),
+            "x": strided(draw(1, self.inputs, **like, scale=self.scale)),
             "weight": draw(weight_rows, self.inputs, **like, scale=self.inputs**-0.5),
             "activation": self.activation,
         }
@@ -71,7 +74,7 @@ class Product:
         if self.bias:
             named["bias"] = draw(weight_rows, dtype=self.dtype, seed=2)
         if self.residual:
-            named["residual"] = draw(self.rows, self.outputs, dtype=self.dtype, seed=3)
+            named["residual"] = draw(1, self.outputs, dtype=self.dtype, seed=3)
         return named
 
 
@@ -129,10 +132,11 @@ class Heads:
 def check_product(case: Product, kernel, twin, **options) -> None:
     """The kernel writes all of `out` and agrees with the twin in float64."""
     named = case.arguments()
-    out = strided(torch.full((case.rows, case.outputs), math.nan, dtype=case.dtype, device=DEVICE))
+    kind = case.out_dtype or case.dtype
+    out = strided(torch.full((1, case.outputs), math.nan, dtype=kind, device=DEVICE))
     assert kernel(**named, out=out, **options) is out
     expected = twin(**{name: exact(value) for name, value in named.items()})
-    assert_close(out, expected, case.dtype)
+    assert_close(out, expected, kind)
 
 
 def check_heads(case: Heads, kernel, twin, **options) -> None:

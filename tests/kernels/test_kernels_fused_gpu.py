@@ -10,13 +10,13 @@ import pytest
 import torch
 from fused_cases import Heads, Product, assert_close, check_heads, check_product, draw, strided
 
-from headrace.kernels import gated_activation, norm_rope_write, norms, small_linear
-from headrace.kernels.small_linear_settings import MatvecSettings, ThinSettings
+from headrace.kernels import gated_activation, matvec, norm_rope_write, norms
+from headrace.kernels.matvec_settings import MatvecSettings, matvec_settings
 
 pytestmark = pytest.mark.gpu
 
 triton = pytest.importorskip("triton", reason="the kernels need the triton package")
-linear_kernels = pytest.importorskip("headrace.kernels.small_linear_triton")
+matvec_kernels = pytest.importorskip("headrace.kernels.matvec_triton")
 norm_kernels = pytest.importorskip("headrace.kernels.norms_triton")
 gate_kernels = pytest.importorskip("headrace.kernels.gated_activation_triton")
 rope_kernels = pytest.importorskip("headrace.kernels.norm_rope_write_triton")
@@ -30,21 +30,18 @@ TRAITS = [
     {"norm": True, "bias": True, "activation": "gelu_tanh"},
 ]
 SHAPES = [(6144, 4096), (4096, 1024), (577, 576), (33, 4100), (1000, 12288), (1, 64), (129, 99)]
-ROWS = (1, 2, 3, 8, 15, 16)
-
-
-def products():
-    """Every dtype and shape with every trait; the rows take turns behind 1 and 16."""
-    for index, (dtype, shape, traits) in enumerate(itertools.product(DTYPES, SHAPES, TRAITS)):
-        for rows in {1, 16, ROWS[index % len(ROWS)]}:
-            outputs, inputs = shape
-            yield Product(rows=rows, outputs=outputs, inputs=inputs, dtype=dtype, **traits)
-
-
 PRODUCTS = [
-    *products(),
+    *(
+        Product(outputs=outputs, inputs=inputs, dtype=dtype, **traits)
+        for dtype, (outputs, inputs), traits in itertools.product(DTYPES, SHAPES, TRAITS)
+    ),
+    # as the head: logits that are not rounded
+    *(
+        Product(outputs=outputs, inputs=1024, dtype=dtype, out_dtype=torch.float32, norm=True)
+        for dtype, outputs in itertools.product(DTYPES, (4096, 257))
+    ),
     # x times the norm's weight is beyond float16
-    Product(rows=9, outputs=64, inputs=512, norm=True, dtype=torch.float16, scale=8000.0),
+    Product(outputs=64, inputs=512, norm=True, dtype=torch.float16, scale=8000.0),
 ]
 HEADS = [
     Heads(tokens=tokens, heads=heads, dim=dim, rotary=rotary, page=page, dtype=dtype, norm=norm)
@@ -73,23 +70,19 @@ def hopper():
 
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.name)
-def test_small_linear(case, hopper):
+def test_matvec(case, hopper):
     for pdl in {False, hopper}:
-        check_product(case, linear_kernels.small_linear, small_linear.small_linear, pdl=pdl)
+        check_product(case, matvec_kernels.matvec, matvec.matvec, pdl=pdl)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("traits", TRAITS, ids=str)
-def test_small_linear_prefetches(dtype, rows, traits, hopper):
+def test_matvec_prefetches(dtype, traits, hopper):
     if not hopper:
         pytest.skip("dependent launch needs compute capability 9.0")
-    case = Product(rows=rows, outputs=130, inputs=1100, dtype=dtype, **traits)
+    case = Product(outputs=130, inputs=1100, dtype=dtype, **traits)
     settings = MatvecSettings(rows=4, block=512, warps=4, prefetch=True)
-    if rows > 1:
-        settings = ThinSettings(block=32, depth=64, warps=4, stages=3, prefetch=True)
-    kernel, twin = linear_kernels.small_linear, small_linear.small_linear
-    check_product(case, kernel, twin, pdl=True, settings=settings)
+    check_product(case, matvec_kernels.matvec, matvec.matvec, pdl=True, settings=settings)
 
 
 @pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
@@ -131,8 +124,7 @@ def test_gated_activation(dtype, activation, shape, hopper):
 def compiled():
     device = torch.cuda.current_device()
     kernels = (
-        linear_kernels._matvec_kernel,
-        linear_kernels._thin_kernel,
+        matvec_kernels._matvec_kernel,
         norm_kernels._norm_kernel,
         gate_kernels._gate_kernel,
         rope_kernels._rope_kernel,
@@ -143,11 +135,10 @@ def compiled():
 def test_steps_of_any_size_use_the_same_kernels():
     """After one warm-up of each form nothing compiles: a graph capture may not."""
     # Sizes that no other test uses: none of their kernels is there yet.
-    traits = {"outputs": 272, "inputs": 272, "dtype": torch.bfloat16, "norm": True}
+    traits = {"inputs": 272, "dtype": torch.bfloat16, "norm": True}
     before, counts = compiled(), []
     for tokens in (3, 16, 2, 5):
-        for rows in (1, tokens):
-            linear_kernels.small_linear(**Product(rows=rows, **traits).arguments())
+        matvec_kernels.matvec(**Product(outputs=256 + tokens, **traits).arguments())
         x = draw(tokens, 272, dtype=torch.bfloat16, seed=0)
         norm_kernels.rms_norm(x, x[0], eps=1e-6)
         norm_kernels.add_rms_norm(x, x, x[0], eps=1e-6)
@@ -158,11 +149,15 @@ def test_steps_of_any_size_use_the_same_kernels():
             named[name] = torch.cat((named[name][:1], named[name]))[1:]
         rope_kernels.norm_rope_write(**named)
         counts.append(compiled() - before)
-    assert counts == [6, 6, 6, 6]
+    assert counts == [5, 5, 5, 5]
 
 
-def test_a_chain_in_a_graph_is_ordered(hopper):
-    """Dependent launch lets kernels overlap: a missing wait would read what is not written yet."""
+@pytest.mark.parametrize("dependent_launch", [True, False])
+def test_a_chain_in_a_graph_is_ordered(dependent_launch, hopper):
+    """Dependent launch lets kernels overlap: a missing wait would read what is not written yet.
+
+    One kernel of a layer may be launched without it.
+    """
     if not hopper:
         pytest.skip("dependent launch needs compute capability 9.0")
     size, layers, seeds = 2048, 24, iter(range(100))
@@ -173,13 +168,14 @@ def test_a_chain_in_a_graph_is_ordered(hopper):
     stack = [(weight(2 * size, size), weight(size, size)) for _ in range(layers)]
     norm = draw(size, dtype=torch.bfloat16, seed=200)
     x = draw(1, size, dtype=torch.bfloat16, seed=201)
+    down_settings = replace(matvec_settings(size, size), dependent_launch=dependent_launch)
 
     def chain(pdl):
         hidden = x.clone()
         for up, down in stack:
             named = {"norm_weight": norm, "eps": 1e-6, "pdl": pdl}
-            inner = linear_kernels.small_linear(hidden, up, **named, activation="silu")
-            delta = linear_kernels.small_linear(inner, down, pdl=pdl)
+            inner = matvec_kernels.matvec(hidden, up, **named, activation="silu")
+            delta = matvec_kernels.matvec(inner, down, pdl=pdl, settings=down_settings)
             _, hidden = norm_kernels.add_rms_norm(delta, hidden, norm, eps=1e-6, pdl=pdl)
         return hidden
 

@@ -20,32 +20,27 @@ from fused_cases import (
 )
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels import gated_activation, norm_rope_write, norms, small_linear
-from headrace.kernels.small_linear_settings import MatvecSettings, ThinSettings
+from headrace.kernels import gated_activation, matvec, norm_rope_write, norms
+from headrace.kernels.matvec_settings import MatvecSettings
 
 triton = pytest.importorskip("triton", reason="the kernels need the triton package")
-linear_kernels = pytest.importorskip("headrace.kernels.small_linear_triton")
+matvec_kernels = pytest.importorskip("headrace.kernels.matvec_triton")
 norm_kernels = pytest.importorskip("headrace.kernels.norms_triton")
 gate_kernels = pytest.importorskip("headrace.kernels.gated_activation_triton")
 rope_kernels = pytest.importorskip("headrace.kernels.norm_rope_write_triton")
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 MATVEC = MatvecSettings(rows=4, block=32, warps=1)
-THIN = ThinSettings(block=16, depth=16, warps=1, stages=2)
 
 PRODUCTS = [
-    (Product(rows=1, outputs=7, inputs=96), MATVEC),
-    (Product(rows=1, outputs=9, inputs=41, norm=True, residual=True, dtype=BRAIN), MATVEC),
-    (Product(rows=1, outputs=5, inputs=64, activation="silu", norm=True, dtype=HALF), MATVEC),
-    (Product(rows=1, outputs=3, inputs=33, activation="gelu_tanh", bias=True, norm=True), MATVEC),
-    (Product(rows=1, outputs=6, inputs=100, bias=True, residual=True), None),
-    (Product(rows=2, outputs=20, inputs=48), THIN),
-    (Product(rows=16, outputs=16, inputs=41, norm=True, residual=True, dtype=BRAIN), THIN),
-    (Product(rows=3, outputs=18, inputs=32, activation="silu", norm=True), THIN),
-    (Product(rows=5, outputs=5, inputs=39, activation="gelu_tanh", bias=True, norm=True), THIN),
+    (Product(outputs=7, inputs=96), MATVEC),
+    (Product(outputs=9, inputs=41, norm=True, residual=True, dtype=BRAIN), MATVEC),
+    (Product(outputs=9, inputs=41, norm=True, dtype=BRAIN, out_dtype=FLOAT), MATVEC),
+    (Product(outputs=5, inputs=64, activation="silu", norm=True, dtype=HALF), MATVEC),
+    (Product(outputs=3, inputs=33, activation="gelu_tanh", bias=True, norm=True), MATVEC),
     # x times the norm's weight is beyond float16
-    (Product(rows=4, outputs=17, inputs=64, norm=True, dtype=HALF, scale=8000.0), THIN),
-    (Product(rows=2, outputs=6, inputs=100, bias=True, residual=True, dtype=HALF), None),
+    (Product(outputs=5, inputs=64, norm=True, dtype=HALF, scale=8000.0), MATVEC),
+    (Product(outputs=6, inputs=100, bias=True, residual=True), None),
 ]
 HEADS = [
     Heads(tokens=5, heads=(6, 2), page=2),
@@ -55,28 +50,34 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("case", "settings"), PRODUCTS, ids=lambda it: getattr(it, "name", ""))
-def test_small_linear(case, settings):
-    check_product(case, linear_kernels.small_linear, small_linear.small_linear, settings=settings)
+def test_matvec(case, settings):
+    check_product(case, matvec_kernels.matvec, matvec.matvec, settings=settings)
 
 
-@pytest.mark.parametrize(("rows", "settings"), [(1, MATVEC), (3, THIN)])
-def test_small_linear_adds_in_place(rows, settings):
-    case = Product(rows=rows, outputs=6, inputs=32, residual=True)
-    named = case.arguments()
-    expected = small_linear.small_linear(**named)
-    out = linear_kernels.small_linear(**named, out=named["residual"], settings=settings)
+def test_matvec_adds_in_place():
+    named = Product(outputs=6, inputs=32, residual=True).arguments()
+    expected = matvec.matvec(**named)
+    out = matvec_kernels.matvec(**named, out=named["residual"], settings=MATVEC)
     assert out is named["residual"]
     assert_close(out, expected, FLOAT)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_bad_row_stays_its_own(rows):
-    """NaN in a row of x is in all of its outputs and in nobody else's."""
-    named = Product(rows=rows, outputs=8, inputs=32, norm=True).arguments()
+def test_a_bad_row_of_weights_stays_its_own():
+    """NaN in x is in every output, NaN in a row of weights in that output alone."""
+    named = Product(outputs=6, inputs=32, norm=True).arguments()
+    named["weight"][5, 3] = math.nan  # the last one, read in place of those past the end
+    out = matvec_kernels.matvec(**named, settings=MATVEC)
+    assert out.isnan().tolist() == [[False] * 5 + [True]]
     named["x"][0, 3] = math.nan
-    out = linear_kernels.small_linear(**named, settings=MATVEC if rows == 1 else THIN)
-    assert out[0].isnan().all()
-    assert out[1:].isfinite().all()
+    assert matvec_kernels.matvec(**named, settings=MATVEC).isnan().all()
+
+
+def test_matvec_takes_one_row():
+    named = Product(outputs=4, inputs=8).arguments()
+    named["x"] = named["x"].expand(2, 8)
+    for function in (matvec.matvec, matvec_kernels.matvec):
+        with pytest.raises(AssertionError):
+            function(**named)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,6 @@ def test_what_is_not_taken_is_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a Hopper GPU takes it")
 def test_dependent_launch_is_refused_where_there_is_none():
-    named = Product(rows=1, outputs=4, inputs=8).arguments()
+    named = Product(outputs=4, inputs=8).arguments()
     with pytest.raises(UnsupportedError, match="pdl=False"):
-        linear_kernels.small_linear(**named, pdl=True)
+        matvec_kernels.matvec(**named, pdl=True)

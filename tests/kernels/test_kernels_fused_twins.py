@@ -8,14 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from headrace.kernels.gated_activation import gated_activation
+from headrace.kernels.matvec import matvec
+from headrace.kernels.matvec_settings import MEASURED, MatvecSettings, matvec_settings
 from headrace.kernels.norm_rope_write import norm_rope_write
 from headrace.kernels.norms import add_rms_norm, rms_norm
-from headrace.kernels.small_linear import small_linear
-from headrace.kernels.small_linear_settings import (
-    MEASURED_MATVEC,
-    matvec_settings,
-    thin_settings,
-)
 from headrace.layers.mlp import activation as layer_activation
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import Rotation
@@ -68,18 +64,18 @@ def test_gated_activation(dtype, activation):
 
 @both
 @pytest.mark.parametrize("activation", [None, *NAMES])
-def test_small_linear(dtype, activation):
-    x, norm = draw(3, 32, dtype=dtype, seed=0), layer_norm(32, dtype)
+def test_matvec(dtype, activation):
+    x, norm = draw(1, 32, dtype=dtype, seed=0), layer_norm(32, dtype)
     weight, bias = draw(12, 32, dtype=dtype, seed=2) / 6, draw(12, dtype=dtype, seed=3)
     named = {"norm_weight": norm.weight, "eps": 1e-5, "bias": bias}
     layer = F.linear(norm(x), weight, bias)
     if activation is None:
-        residual = draw(3, 12, dtype=dtype, seed=4)
+        residual = draw(1, 12, dtype=dtype, seed=4)
         named["residual"], layer = residual, residual + layer
     else:
         gate, up = layer.chunk(2, dim=-1)
         named["activation"], layer = activation, layer_activation(NAMES[activation])(gate) * up
-    close(small_linear(x, weight, **named), layer, dtype)
+    close(matvec(x, weight, **named), layer, dtype)
 
 
 @both
@@ -121,23 +117,36 @@ def test_out_is_written_and_returned():
     out = torch.empty(2, 4)
     assert gated_activation(x, out=out) is out
     assert torch.equal(out, gated_activation(x))
-    out = torch.empty(2, 2)
-    assert small_linear(x, x, out=out) is out
-    assert torch.equal(out, small_linear(x, x))
+    row = x[:1]
+    out = torch.empty(1, 2)
+    assert matvec(row, x, out=out) is out
+    assert torch.equal(out, matvec(row, x))
+
+
+def test_matvec_rounds_once_or_not_at_all():
+    """Float32 logits of bfloat16 operands are those of the widened operands."""
+    x, weight = draw(1, 64, dtype=BRAIN, seed=0), draw(12, 64, dtype=BRAIN, seed=1)
+    out = matvec(x, weight, out=torch.empty(1, 12))
+    assert torch.equal(out, matvec(x.float(), weight.float()))
+    assert torch.equal(out.to(BRAIN), matvec(x, weight))
+    assert not torch.equal(out, out.to(BRAIN).float())
 
 
 def test_settings_are_those_measured_and_fit_any_shape():
-    """A program's rows and columns are powers of two that registers and shared memory hold."""
-    for shape, settings in MEASURED_MATVEC.items():
+    """A program's rows and columns are powers of two that registers hold."""
+    for shape, settings in MEASURED.items():
         assert matvec_settings(*shape) == settings
     for outputs in (1, 576, 6144, 151936):
         for inputs in (64, 576, 1024, 1536, 5120, 28672):
             settings = matvec_settings(outputs, inputs)
             assert settings.rows & (settings.rows - 1) == settings.block & (settings.block - 1) == 0
             assert settings.rows * settings.block <= 8192
-            for itemsize in (2, 4):
-                thin = thin_settings(outputs, inputs, itemsize)
-                assert thin.depth * itemsize <= 512
-                assert thin.depth & (thin.depth - 1) == 0
-                # weights of gate and up, and x, in every stage
-                assert thin.stages * (2 * thin.block + 16) * thin.depth * itemsize <= 227 * 1024
+            assert settings.block < 2 * max(inputs, 128)
+
+
+def test_large_weights_are_launched_in_order():
+    """As measured on both sides of the border: 8B's down gains by dependent launch, gate up not."""
+    assert matvec_settings(4096, 12300).dependent_launch
+    assert not matvec_settings(24576, 4100).dependent_launch
+    with pytest.raises(AssertionError, match="wait for"):
+        MatvecSettings(rows=2, block=1024, warps=4, dependent_launch=False, prefetch=True)

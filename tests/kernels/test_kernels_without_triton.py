@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 sys.modules["triton"] = None  # as if it were not installed
 from headrace.kernels import attention_twins, decode_splits
-from headrace.kernels import norm_rope_write, small_linear, small_linear_settings
+from headrace.kernels import matvec, matvec_settings, norm_rope_write
 from headrace.kernels.support_triton import triton_available
 print(triton_available("cpu"))
 """

@@ -1,7 +1,8 @@
 """`python -m headrace.bench.kernels.fused`: checks and times the fused kernels on a CUDA device.
 
-For every product of a model's layer: floor (bytes of weights over the measured copy rate), cuBLAS
-alone, the kernel with its fused neighbours at its own settings, and the best of the settings tried.
+For every product of a layer with one row: floor (bytes of weights over the measured copy rate;
+reading alone can be faster than that), cuBLAS alone, and the kernel with its fused neighbours at
+the settings of the table. `--sweep` tries others, and what it finds belongs into the table.
 """
 
 import argparse
@@ -9,9 +10,9 @@ import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,18 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.bench.kernels.timing import copies_of, copy_rate, time_calls
+from headrace.kernels import matvec as matvec_twin
 from headrace.kernels import norm_rope_write as rope_twin
 from headrace.kernels import norms as norm_twin
-from headrace.kernels import small_linear as linear_twin
 from headrace.kernels.gated_activation import Activation
-from headrace.kernels.small_linear_settings import (
-    MatvecSettings,
-    ThinSettings,
-    matvec_settings,
-    thin_settings,
-)
+from headrace.kernels.matvec_settings import MatvecSettings, matvec_settings
 
-Settings = MatvecSettings | ThinSettings
 Arguments = dict[str, Any]
 DTYPE = torch.bfloat16
 TOLERANCE = 1e-2  # |out - twin| / |twin|; bfloat16 rounds to about 3e-3
@@ -47,6 +42,7 @@ class Product:
     norm: bool = False
     residual: bool = False
     activation: Activation | None = None
+    logits: bool = False  # the result is float32
 
 
 PRODUCTS = [
@@ -58,64 +54,58 @@ PRODUCTS = [
     Product(name="0.6B o", outputs=1024, inputs=2048, residual=True),
     Product(name="0.6B gate up", outputs=6144, inputs=1024, norm=True, activation="silu"),
     Product(name="0.6B down", outputs=1024, inputs=3072, residual=True),
-    Product(name="8B head", outputs=151936, inputs=4096, norm=True),
+    Product(name="8B head", outputs=151936, inputs=4096, norm=True, logits=True),
 ]
-MATVEC = [
-    MatvecSettings(rows=rows, block=block, warps=warps, prefetch=prefetch)
-    for (rows, block, warps), prefetch in itertools.product(
+TRIED = [
+    MatvecSettings(rows=rows, block=block, warps=warps, **launch)
+    for (rows, block, warps), launch in itertools.product(
         [(2, 2048, 4), (2, 2048, 8), (4, 2048, 8), (4, 1024, 4), (2, 1024, 4), (8, 1024, 4)],
-        (False, True),
-    )
-]
-THIN = [
-    ThinSettings(block=block, depth=depth, warps=warps, stages=stages, prefetch=prefetch)
-    for (block, depth, warps, stages), prefetch in itertools.product(
-        [(16, 256, 4, 4), (16, 256, 2, 4), (16, 512, 4, 3), (32, 128, 4, 5), (32, 256, 4, 4)],
-        (False, True),
+        ({}, {"prefetch": True}, {"dependent_launch": False}),
     )
 ]
 
 
-def default_settings(product: Product, rows: int) -> Settings:
-    shape = product.outputs, product.inputs
-    return matvec_settings(*shape) if rows == 1 else thin_settings(*shape, DTYPE.itemsize)
+def candidates(product: Product, *, sweep: bool) -> list[MatvecSettings]:
+    """The table's settings first, then what is tried."""
+    first = matvec_settings(product.outputs, product.inputs)
+    return [first, *(settings for settings in TRIED if sweep and settings != first)]
 
 
-def candidates(product: Product, rows: int, sweep: bool) -> list[Settings]:
-    """The default first, then what is tried."""
-    first = default_settings(product, rows)
-    rest: Iterable[Settings] = MATVEC if rows == 1 else THIN
-    return [first, *(settings for settings in rest if sweep and settings != first)]
-
-
-def arguments(product: Product, rows: int, outputs: int) -> Arguments:
+def arguments(product: Product, outputs: int) -> Arguments:
     """Random arguments with `outputs` rows of weights."""
     draw = partial(torch.randn, device="cuda", dtype=DTYPE)
     named: Arguments = {
-        "x": draw(rows, product.inputs),
+        "x": draw(1, product.inputs),
         "weight": draw(outputs, product.inputs) * product.inputs**-0.5,
         "activation": product.activation,
+        "out": torch.full(
+            (1, outputs // (2 if product.activation else 1)),
+            torch.nan,
+            device="cuda",
+            dtype=torch.float32 if product.logits else DTYPE,
+        ),
     }
     if product.norm:
         named |= {"norm_weight": draw(product.inputs), "eps": 1e-6}
     if product.residual:
-        named["residual"] = draw(rows, outputs)
+        named["residual"] = draw(1, outputs)
     return named
 
 
-def compile_one(work: tuple[Product, int, Settings, bool]) -> None:
+def compile_one(work: tuple[Product, MatvecSettings]) -> None:
     """Runs a variant once on few weights: what it compiles stays in the kernel cache on disk."""
-    from headrace.kernels.small_linear_triton import small_linear
+    from headrace.kernels.matvec_triton import matvec
 
-    product, rows, settings, pdl = work
-    small_linear(**arguments(product, rows, 128), settings=settings, pdl=pdl)
+    product, settings = work
+    matvec(**arguments(product, 128), settings=settings, pdl=True)
     torch.cuda.synchronize()
 
 
-def compile_all(works: list[tuple[Product, int, Settings, bool]]) -> None:
-    processes = min(14, os.cpu_count() or 1)
+def compile_all(products: list[Product]) -> None:
+    """For a sweep, in many processes."""
+    works = [(it, settings) for it in products for settings in candidates(it, sweep=True)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=context) as pool:
         list(pool.map(compile_one, works, chunksize=4))
 
 
@@ -126,54 +116,40 @@ def check(name: str, out: Tensor, expected: Tensor) -> bool:
     return error < TOLERANCE
 
 
-def describe(settings: Settings) -> str:
-    prefetch = " prefetch" if settings.prefetch else ""
-    if isinstance(settings, MatvecSettings):
-        return f"rows {settings.rows} block {settings.block} warps {settings.warps}{prefetch}"
-    shape = f"block {settings.block} depth {settings.depth}"
-    return f"{shape} warps {settings.warps} stages {settings.stages}{prefetch}"
+def describe(settings: MatvecSettings) -> str:
+    launch = " prefetch" if settings.prefetch else ""
+    launch = launch if settings.dependent_launch else " in order"
+    return f"rows {settings.rows} block {settings.block} warps {settings.warps}{launch}"
 
 
-def bench_product(product: Product, rows: list[int], rate: float, sweep: bool) -> bool:
-    """Prints a line for each number of rows; False if a result is wrong."""
+def bench_product(product: Product, rate: float, *, sweep: bool) -> bool:
+    """Prints a line; False if a result is wrong."""
+    from headrace.kernels.matvec_triton import matvec
+
     size = product.outputs * product.inputs * DTYPE.itemsize
-    weight = arguments(product, 1, product.outputs)["weight"]
+    named = arguments(product, product.outputs)
+    weight = named["weight"]
     weights = [weight, *(weight.clone() for _ in range(copies_of(size) - 1))]
-    right, best_thin = True, None
-    for count in rows:
-        named = arguments(product, count, product.outputs) | {"weight": weight}
-        tried = candidates(product, count, sweep and (count == 1 or best_thin is None))
-        if count > 1 and best_thin is not None:
-            tried.append(best_thin)  # found once: any number of rows takes the same kernel
-        times: dict[Settings, float] = {}
-        for settings in tried:
-            times[settings], agrees = time_variant(named, weights, settings, pdl=True)
-            right &= agrees
-        plain, agrees = time_variant(named, weights, tried[0], pdl=False)
-        right &= agrees
-        best = min(times, key=lambda settings: times[settings])
-        if count > 1:
-            best_thin = best_thin or best
-        library = time_calls([partial(F.linear, named["x"], weight) for weight in weights])
+    expected = matvec_twin.matvec(**named | {"out": torch.empty_like(named["out"])})
+    library = time_calls([partial(F.linear, named["x"], weight) for weight in weights])
+    times: dict[MatvecSettings, float] = {}
+    right = True
+    for settings in candidates(product, sweep=sweep):
+        named["out"].fill_(torch.nan)
+        call = partial(matvec, **named, settings=settings, pdl=True)
+        right &= check(f"{product.name} {describe(settings)}", call(), expected)
+        times[settings] = time_calls([partial(call, weight=weight) for weight in weights])
+    table, best = next(iter(times)), min(times, key=lambda settings: times[settings])
+    print(
+        f"{product.name:13}{size / rate * 1e6:8.2f}{library:8.2f}{times[table]:8.2f}"
+        f"{library / times[table]:8.2f}  {describe(table)}",
+        flush=True,
+    )
+    if best != table:
         print(
-            f"{product.name:13}{count:3}{size / rate * 1e6:8.2f}{library:8.2f}{plain:8.2f}"
-            f"{times[tried[0]]:8.2f}{times[best]:8.2f}  {describe(best)}",
-            flush=True,
+            f"{'':13}{'best':>16}{times[best]:8.2f}{library / times[best]:8.2f}  {describe(best)}"
         )
     return right
-
-
-def time_variant(
-    named: Arguments, weights: list[Tensor], settings: Settings, *, pdl: bool
-) -> tuple[float, bool]:
-    """Microseconds, and whether the result is right."""
-    from headrace.kernels.small_linear_triton import small_linear
-
-    expected = linear_twin.small_linear(**named)
-    out = torch.full_like(expected, torch.nan)
-    call = partial(small_linear, **named, out=out, settings=settings, pdl=pdl)
-    agrees = check(f"{tuple(named['x'].shape)} {settings} pdl={pdl}", call(), expected)
-    return time_calls([partial(call, weight=weight) for weight in weights]), agrees
 
 
 def small_kernels(tokens: int) -> Iterator[tuple[str, Callable[[], Tensor], Tensor, int]]:
@@ -210,27 +186,19 @@ def small_kernels(tokens: int) -> Iterator[tuple[str, Callable[[], Tensor], Tens
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 2, 16], help="rows of x")
     parser.add_argument("--only", default="", help="products whose name contains this")
-    parser.add_argument("--quick", action="store_true", help="the settings of the table alone")
+    parser.add_argument("--sweep", action="store_true", help="try other settings than the table's")
     asked = parser.parse_args()
     products = [product for product in PRODUCTS if asked.only in product.name]
-    rows: list[int] = asked.rows
-    works = {
-        (replace(product, name=""), min(count, 2), settings, pdl)
-        for product in products
-        for count in rows
-        for settings in candidates(product, count, not asked.quick)
-        for pdl in (True, *((False,) if settings == default_settings(product, count) else ()))
-    }
-    compile_all(sorted(works, key=repr))
+    if asked.sweep:
+        compile_all(products)
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, copy {rate / 1e12:.2f} TB/s; microseconds, bfloat16")
-    print("product        m   floor  cuBLAS   plain     pdl    best  best settings (with pdl)")
+    print("one row         floor  cuBLAS    ours   ratio  settings")
     right = True
     for product in products:
-        right &= bench_product(product, rows, rate, not asked.quick)
-    print("kernel              tokens   floor     pdl")
+        right &= bench_product(product, rate, sweep=asked.sweep)
+    print("kernel              tokens   floor    ours")
     for tokens in (1, 32, 256, 4096):
         for name, call, expected, size in small_kernels(tokens):
             right &= check(f"{name} {tokens}", call(), expected)

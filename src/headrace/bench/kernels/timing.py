@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 ROTATE_BYTES = 256 << 20  # several times the L2 of any GPU of today: each call finds cold weights
+COPY_BYTES = 8 << 30
 REPLAYS = 15
 
 
@@ -37,7 +38,13 @@ def time_calls(calls: Sequence[Callable[[], object]], *, at_least: int = 16) -> 
 
 
 def copy_rate() -> float:
-    """Bytes a second of a large copy on the device, read and written."""
-    source = torch.randn(1 << 28, device="cuda")
+    """Bytes a second of a large copy on the device, read and written.
+
+    8 GiB, or what a third of the free memory holds; milliseconds each, so that starting and ending
+    do not count, and dozens of them, so that the clocks have risen.
+    """
+    size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 3)
+    source = torch.empty(size // 8, dtype=torch.int64, device="cuda").random_()
     target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / time_calls([lambda: target.copy_(source)], at_least=2) * 1e6
+    moved = 2 * source.numel() * source.element_size()
+    return moved / time_calls([lambda: target.copy_(source)], at_least=8) * 1e6

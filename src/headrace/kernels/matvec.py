@@ -1,15 +1,14 @@
-"""A product for few rows with what lies around it, in plain torch: the meaning of the kernels."""
+"""The product of one row with what lies around it, in plain torch: the meaning of the kernel."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.gated_activation import Activation, gated, widened
 from headrace.kernels.norms import rms_norm
 
-MAX_ROWS = 16
 
-
-def small_linear(
+def matvec(
     x: Tensor,
     weight: Tensor,
     *,
@@ -26,20 +25,21 @@ def small_linear(
     their steps, so they differ from this by a rounding of x's dtype per step left out.
 
     Args:
-        x: [m, K], 1 <= m <= 16.
+        x: [1, K]; more rows are a matrix product's affair.
         weight: [N, K], contiguous; with an activation the N = 2 I rows are gate, then up.
         norm_weight: [K], of x's dtype or float32: an RMSNorm of x stands in front.
         eps: of the norm.
         bias: [N].
-        residual: [m, N], added behind; not together with an activation.
+        residual: [1, N], added behind; not together with an activation.
         activation: "silu" or "gelu_tanh" of the first I columns, times the last I.
-        out: [m, N] or [m, I], written and returned; allocated if absent. It may be `residual`, and
-            not x.
+        out: [1, N] or [1, I], of x's dtype or float32 (logits, which are not rounded), written and
+            returned; allocated in x's dtype if absent. It may be `residual`, and not x.
 
-    Returns: [m, N], or [m, I] with an activation, in x's dtype.
+    Returns: [1, N], or [1, I] with an activation.
     """
-    assert 1 <= x.shape[0] <= MAX_ROWS
+    assert x.shape[0] == 1
     assert residual is None or activation is None
+    assert out is None or out.dtype in (x.dtype, torch.float32)
     wide = widened(x)
     if norm_weight is not None:
         wide = rms_norm(wide, norm_weight, eps=eps)
@@ -49,5 +49,4 @@ def small_linear(
         result = gated(gate, up, activation)
     if residual is not None:
         result = result + residual.to(wide.dtype)
-    result = result.to(x.dtype)
-    return result if out is None else out.copy_(result)
+    return result.to(x.dtype) if out is None else out.copy_(result)
