@@ -149,15 +149,29 @@ def test_graphs_are_off_with_a_refusal_and_off_can_be_asked() -> None:
     for name in ("decode_graph", "prefill_graph", "cpu_graph"):
         decision = getattr(settled, name)
         assert (decision.value, decision.asked) == ("off", False)
-        assert "eager" in decision.refused[0].reason
+        assert decision.refused[0].reason
         off = getattr(plan(**{name: "off"}), name)
         assert (off.value, off.asked, off.refused) == ("off", True, ())
+
+
+def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
+    auto = plan(hardware=H100, max_running_requests=100).decode_graph
+    assert auto.value[:5] == (1, 2, 4, 8, 16)
+    assert auto.value[-1] == 100
+    asked = plan(hardware=H100, decode_graph=(8, 2, 2)).decode_graph
+    assert (asked.value, asked.asked) == ((2, 8), True)
+    eager = plan(hardware=H100, decode_attention_backend="torch_native").decode_graph
+    assert eager.value == "off"
+    assert "torch_native cannot be captured" in eager.refused[0].reason
+    with pytest.raises(UnsupportedError, match="at most 4 sequences"):
+        plan(hardware=H100, decode_graph=(8,), max_running_requests=4)
+    with pytest.raises(UnsupportedError, match="CUDA device"):
+        plan(decode_graph=(1, 2))
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"decode_graph": (1, 2)}, "decode_graph"),
         ({"prefill_graph": "breakable"}, "prefill_graph"),
         ({"cpu_graph": "on"}, "cpu_graph"),
         ({"deterministic": True}, "deterministic"),

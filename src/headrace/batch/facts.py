@@ -25,6 +25,8 @@ class BatchFacts:
         has_prefix: some row reads KV written by an earlier step.
         prompt_logprobs: logits of more than each row's last token are needed.
         host_mask: a row brings a mask that the host made for this step (grammar, bad words).
+        filters: a row that samples uses top-k, top-p or min-p.
+        processed_logprobs: a row asks for logprobs after penalties, masks and filters.
     """
 
     mode: ForwardMode
@@ -36,6 +38,8 @@ class BatchFacts:
     logprobs: bool = False
     prompt_logprobs: bool = False
     host_mask: bool = False
+    filters: bool = False
+    processed_logprobs: bool = False
     hidden: HiddenMode = HiddenMode.NONE
     adapters: bool = False
 

@@ -35,11 +35,12 @@ class HostBounds:
     """Lengths as the host knows them: exact without speculation, else upper bounds.
 
     `prefix_lens[i] + extend_lens[i] == seq_lens[i]`; `extend_lens` is all ones in decode. A row
-    that a stop token has ended on the device counts here like a live one.
+    that a stop token has ended on the device counts here like a live one. `rows` are the rows.
     """
 
     seq_lens: list[int]
     extend_lens: list[int]
+    rows: list[int] = field(default_factory=list)
 
     @property
     def prefix_lens(self) -> list[int]:

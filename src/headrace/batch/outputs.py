@@ -33,12 +33,14 @@ class LogitsProcessorOutput:
     Attributes:
         next_token_logits: [S, V] float32, one row per sampling sequence; may be changed by the
             sampler.
-        next_token_ids: [S] int64 when the path has sampled already (a decode graph).
+        next_token_ids, finite: [S] int64 and bool when the path has sampled and advanced the rows
+            already (a decode graph).
         prompt_logprobs: of the prompt tokens asked for, in the order of the request.
     """
 
     next_token_logits: Tensor
     next_token_ids: Tensor | None = None
+    finite: Tensor | None = None
     prompt_logprobs: TokenLogprobs | None = None
 
 

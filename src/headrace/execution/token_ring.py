@@ -1,7 +1,9 @@
-"""How sampled tokens reach the host: a copy on a side stream into a pinned ring.
+"""How a step's results reach the host: copies into pinned memory behind the step, and an event.
 
 The host waits on the event of step n only after it launched step n + 1; that wait is the one
-synchronisation of steady decode. On the CPU the same object hands the tensors over at once.
+synchronisation of steady decode. The copies run on the forward stream: the next replay of a graph
+overwrites what they read, so it must come after them. On the CPU the tensors are handed over as
+they are.
 """
 
 from dataclasses import dataclass
@@ -31,19 +33,17 @@ class TokenRing:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._is_cuda = device.type == "cuda"
 
     def send(self, tensors: dict[str, Tensor]) -> InFlight:
-        if self._stream is None:
+        if not self._is_cuda:
             return InFlight(host=tensors, event=None)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            host = {}
-            for name, tensor in tensors.items():
-                tensor.record_stream(self._stream)
-                target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host[name] = target.copy_(tensor, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
+        host = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+            for name, tensor in tensors.items()
+        }
+        event = torch.cuda.Event()
+        event.record()
         return InFlight(host=host, event=event)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,11 +29,12 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
 from headrace.execution.eager import EagerPath
+from headrace.execution.path import ForwardPath
 from headrace.execution.preparation import BatchPreparation
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.layers.logits import process_logits
-from headrace.layers.triton_operators import choose_operators
+from headrace.layers.triton_operators import DEPENDENT_LAUNCH, choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
@@ -42,9 +43,12 @@ from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
-from headrace.sampling.sampler import Sampler
+from headrace.sampling.sampler import Sampler, take_logprobs
 
 log = get_logger(__name__)
+
+if TYPE_CHECKING:
+    from headrace.execution.decode_graph import DecodeGraphPath
 
 LoadWeights = Callable[[CausalDecoder], None]
 
@@ -188,7 +192,30 @@ class ModelRunner:
                 lambda hidden, batch: process_logits(model, hidden, batch),
             )
             eager.prepare()
-            self.selector = Selector([eager], absent=self._absent_paths())
+            self.decode_graph = self._decode_graph()
+            paths: list[ForwardPath] = [eager]
+            if self.decode_graph is not None:
+                paths.insert(0, self.decode_graph)
+            self.selector = Selector(paths, absent=self._absent_paths())
+
+    def _decode_graph(self) -> "DecodeGraphPath | None":
+        """The path of decode graphs, where the plan has sizes for it."""
+        sizes = self.plan.decode_graph.value
+        if isinstance(sizes, str):
+            return None
+        from headrace.execution.decode_graph import DecodeGraphPath  # its kernels need Triton
+
+        pool = self.req_to_token_pool
+        return DecodeGraphPath(
+            sizes=sizes,
+            rows=self.rows,
+            tables={name: pool.table(name) for name in pool.groups},
+            page_size=self.plan.page_size.value,
+            backends=tuple(self.backends.values()),
+            model=self.model.forward,
+            head=self.model.compute_logits,
+            pdl=torch.cuda.get_device_capability(self.device) >= DEPENDENT_LAUNCH,
+        )
 
     def _absent_paths(self) -> list[Refusal]:
         plan = self.plan
@@ -214,6 +241,8 @@ class ModelRunner:
         self, batch: ForwardBatch, pp_proxy_tensors: PPProxyTensors | None = None
     ) -> ModelRunnerOutput:
         """One forward of `batch` on the best path that admits it."""
+        if self.decode_graph is not None:
+            self.decode_graph.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
         return ModelRunnerOutput(
             logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),
@@ -230,11 +259,18 @@ class ModelRunner:
     def sample(
         self, logits_output: LogitsProcessorOutput, batch: ForwardBatch
     ) -> SampleOutput | None:
-        """Sample the rows that sample, then advance all rows; `None` when no row samples."""
-        rows = self.rows
+        """Sample the rows that sample, then advance all rows; `None` when no row samples.
+
+        A path that has done both already leaves only the logprobs to take.
+        """
+        rows, info = self.rows, batch.sampling
+        tokens, finite = logits_output.next_token_ids, logits_output.finite
+        if tokens is not None and finite is not None and info is not None:
+            logits = logits_output.next_token_logits
+            logprobs = take_logprobs(logits, logits, tokens, info.logprobs)
+            return SampleOutput(next_token_ids=tokens, finite=finite, logprobs=logprobs)
         # The sampler still sees the rows as the forward did: lengths after the step come first.
         advance_length(batch.rows, _new_tokens(batch), rows.length, rows.active)
-        info = batch.sampling
         if info is None:
             return None
         positions = rows.length[info.rows].long()

@@ -34,6 +34,7 @@ def resolve(
     kv_cache_dtype = choices.kv_cache_dtype(config, dtype.value)
     max_model_len = choices.max_model_len(config, traits, hardware)
     page_size = choices.page_size(config, hardware)
+    running = choices.max_running_requests(config, hardware)
     problems = list(_conflicts(config, traits, hardware, checkpoint, dtype.value))
     try:
         prefill, decode = choices.attention(
@@ -60,13 +61,15 @@ def resolve(
         page_size=page_size,
         prefill_attention=prefill,
         decode_attention=decode,
-        decode_graph=choices.unbuilt("decode_graph", asked_off=config.decode_graph == "off"),
+        decode_graph=choices.decode_graph(
+            config, hardware, backend=decode.value, most=running.value
+        ),
         prefill_graph=choices.unbuilt("prefill_graph", asked_off=config.prefill_graph == "off"),
         cpu_graph=choices.unbuilt("cpu_graph", asked_off=config.cpu_graph == "off"),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
-        max_running_requests=choices.max_running_requests(config, hardware),
+        max_running_requests=running,
         mem_fraction=choices.mem_fraction(config, hardware),
         max_total_tokens=choices.max_total_tokens(config, hardware),
         window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
@@ -77,7 +80,6 @@ def _refuse_unbuilt(config: EngineConfig) -> None:
     asked = [
         f"{name} = {value}"
         for name, value in (
-            ("decode_graph", config.decode_graph),
             ("prefill_graph", config.prefill_graph),
             ("cpu_graph", config.cpu_graph),
         )

@@ -63,7 +63,7 @@ def _sample(logits: Tensor, info: SamplingBatchInfo, rows: Rows, positions: Tens
     return SampleOutput(
         next_token_ids=tokens,
         finite=healthy | ~rows.active[index],
-        logprobs=_logprobs(logits, processed, tokens, info.logprobs),
+        logprobs=take_logprobs(logits, processed, tokens, info.logprobs),
     )
 
 
@@ -120,7 +120,7 @@ def _noisy(
     return change_rows(logits, random, change)
 
 
-def _logprobs(
+def take_logprobs(
     raw: Tensor, processed: Tensor, tokens: Tensor, request: LogprobRequest | None
 ) -> TokenLogprobs | None:
     if request is None:

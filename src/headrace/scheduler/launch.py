@@ -1,5 +1,6 @@
 """From shares to a `ForwardBatch`, and the record that is kept until its results are processed."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -52,45 +53,95 @@ def row_start(sequence: Sequence) -> RowStart:
     )
 
 
-def build_batch(
-    shares: Seq[Share], device: torch.device, vocab_size: int
-) -> tuple[ForwardBatch, list[Share], list[PromptSpan]]:
-    """The batch of a step, the shares that sample, and the prompt logprobs it will bring."""
-    mode = _mode(shares)
-    prompt_tokens = None if mode.is_decode else _prompt_tokens(shares)
-    spans, token_index, targets, top = _prompt_logprobs(shares)
-    sampling = [share for share in shares if share.samples]
-    side = SideRequest()
-    if spans:
-        side = SideRequest(
-            prompt_logprobs=PromptLogprobRequest(
-                token_index=_to_device(token_index, device),
-                targets=_to_device(targets, device),
-                top=top,
-            )
-        )
-    extend_lens = [share.new_tokens for share in shares]
-    seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
-    batch = ForwardBatch(
-        mode=mode,
-        rows=_to_device([_row(share) for share in shares], device),
-        bounds=HostBounds(seq_lens=seq_lens, extend_lens=extend_lens),
-        facts=BatchFacts(
+class BatchBuilder:
+    """Makes the batch of each step.
+
+    What a pure decode step sends to the device, its rows and what its sampler may skip, stays the
+    same while the same sequences run; it is kept and used again, so that steady decode sends
+    nothing.
+    """
+
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
+        self._device, self._vocab_size = device, vocab_size
+        self._kept_for: list[Sequence] = []
+        self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
+
+    def build(self, shares: Seq[Share]) -> tuple[ForwardBatch, list[Share], list[PromptSpan]]:
+        """The batch of a step, the shares that sample, and the prompt logprobs it will bring."""
+        mode = _mode(shares)
+        sampling = [share for share in shares if share.samples]
+        spans, token_index, targets, top = _prompt_logprobs(shares)
+        rows, info = self._rows_and_sampling(mode, shares, sampling)
+        extend_lens = [share.new_tokens for share in shares]
+        seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
+        tokens = sum(extend_lens)
+        params = [share.sequence.request.params for share in sampling]
+        batch = ForwardBatch(
             mode=mode,
-            tokens=sum(extend_lens),
-            live_tokens=sum(extend_lens),
-            sequences=len(shares),
-            max_length=max(seq_lens),
-            has_prefix=any(share.sequence.length_bound for share in shares),
-            logprobs=any(share.sequence.request.params.logprobs is not None for share in sampling),
-            prompt_logprobs=bool(spans),
-            host_mask=any(share.sequence.host_mask is not None for share in sampling),
-        ),
-        prompt_tokens=None if prompt_tokens is None else _to_device(prompt_tokens, device),
-        sampling=_sampling(shares, device, vocab_size) if sampling else None,
-        side=side,
-    )
-    return batch, sampling, spans
+            rows=rows,
+            bounds=HostBounds(
+                rows=[_row(share) for share in shares], seq_lens=seq_lens, extend_lens=extend_lens
+            ),
+            facts=BatchFacts(
+                mode=mode,
+                tokens=tokens,
+                live_tokens=tokens,
+                sequences=len(shares),
+                max_length=max(seq_lens),
+                has_prefix=any(share.sequence.length_bound for share in shares),
+                logprobs=info is not None and info.logprobs is not None,
+                prompt_logprobs=bool(spans),
+                host_mask=info is not None and info.mask is not None,
+                filters=info is not None and info.any_filters,
+                processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
+            ),
+            prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
+            sampling=info,
+        )
+        if spans:
+            batch.side = SideRequest(
+                prompt_logprobs=PromptLogprobRequest(
+                    token_index=self._send(token_index), targets=self._send(targets), top=top
+                )
+            )
+        return batch, sampling, spans
+
+    def _rows_and_sampling(
+        self, mode: ForwardMode, shares: Seq[Share], sampling: Seq[Share]
+    ) -> tuple[Tensor, SamplingBatchInfo | None]:
+        sequences = [share.sequence for share in shares]
+        if mode.is_decode and self._kept is not None and sequences == self._kept_for:
+            return self._kept
+        rows = self._send([_row(share) for share in shares])
+        info = self._sampling(shares) if sampling else None
+        self._kept_for, self._kept = [], None
+        if mode.is_decode and info is not None and info.mask is None:
+            self._kept_for, self._kept = sequences, (rows, info)
+        return rows, info
+
+    def forget(self) -> None:
+        """A sequence has moved to another row: what was kept may name its old one."""
+        self._kept_for, self._kept = [], None
+
+    def _sampling(self, shares: Seq[Share]) -> SamplingBatchInfo:
+        ends = list(accumulate(share.new_tokens for share in shares))
+        places = [place for place, share in enumerate(shares) if share.samples]
+        sequences = [shares[place].sequence for place in places]
+        return sampling_batch_info(
+            [sequence.request.params for sequence in sequences],
+            [_row(shares[place]) for place in places],
+            places,
+            [ends[place] - 1 for place in places],
+            self._device,
+            [_forbidden(sequence) for sequence in sequences],
+            vocab_size=self._vocab_size,
+        )
+
+    def _send(self, values: list[int]) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def _mode(shares: Seq[Share]) -> ForwardMode:
@@ -130,33 +181,11 @@ def _prompt_logprobs(
     return spans, token_index, targets, top
 
 
-def _sampling(shares: Seq[Share], device: torch.device, vocab_size: int) -> SamplingBatchInfo:
-    ends = list(accumulate(share.new_tokens for share in shares))
-    places = [place for place, share in enumerate(shares) if share.samples]
-    sequences = [shares[place].sequence for place in places]
-    return sampling_batch_info(
-        [sequence.request.params for sequence in sequences],
-        [_row(shares[place]) for place in places],
-        places,
-        [ends[place] - 1 for place in places],
-        device,
-        [
-            None
-            if sequence.host_mask is None
-            else sequence.host_mask.forbidden(sequence.output_ids)
-            for sequence in sequences
-        ],
-        vocab_size=vocab_size,
-    )
+def _forbidden(sequence: Sequence) -> Collection[int] | None:
+    mask = sequence.host_mask
+    return None if mask is None else mask.forbidden(sequence.output_ids)
 
 
 def _row(share: Share) -> int:
     assert share.sequence.row is not None, "a scheduled sequence has a row"
     return share.sequence.row
-
-
-def _to_device(values: list[int], device: torch.device) -> Tensor:
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -22,7 +22,7 @@ from headrace.runner.worker import TpModelWorker
 from headrace.sampling.bad_words import HostMask
 from headrace.sampling.host_logprobs import Decode
 from headrace.scheduler.chooser import Chooser, Limits, Share
-from headrace.scheduler.launch import LaunchedStep, build_batch, row_start
+from headrace.scheduler.launch import BatchBuilder, LaunchedStep, row_start
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
 from headrace.scheduler.sequence import Sequence, State, TokenSink
@@ -71,6 +71,7 @@ class Scheduler:
             ),
         )
         self.counts: Counter[str] = Counter()
+        self._builder = BatchBuilder(runner.device, self.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
         self._groups: dict[str, list[Sequence]] = {}
@@ -179,9 +180,11 @@ class Scheduler:
 
     def _run(self, shares: list[Share]) -> LaunchedStep:
         runner = self.worker.runner
-        runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
+        if self.chooser.admitted:
+            runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
+            self._builder.forget()
         runner.req_to_token_pool.flush()
-        batch, sampling, spans = build_batch(shares, runner.device, self.vocab_size)
+        batch, sampling, spans = self._builder.build(shares)
         result = self.worker.forward_batch_generation(batch)
         for share in shares:
             sequence = share.sequence

@@ -1,0 +1,269 @@
+"""The decode graph: preparation, forward, sampling and advance of a step in one CUDA graph.
+
+The host sends the rows and replays; every other number comes from the rows' columns and the page
+tables on the device. One graph per bucket (rows padded with row 0) and variant: `filters` holds the
+passes of top-k, top-p and min-p, which the plain one leaves out.
+
+A bucket is captured when the first step that fits it arrives, on row 0 and page 0 only. Everything
+a graph touches is allocated once: the static buffers here, the scratch of backends and sampler,
+and the pool that all graphs share.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.attention.backend import AttentionBackend
+from headrace.base.decision import Refusal
+from headrace.base.log import get_logger
+from headrace.batch.facts import BatchFacts, Bucket
+from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
+from headrace.batch.forward_mode import ForwardMode
+from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.rows import Rows
+from headrace.execution.eager import Model
+from headrace.execution.path import CaptureReport
+from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
+from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
+
+log = get_logger(__name__)
+
+FILTERS = "filters"
+WARM_UPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedStep:
+    """A graph and the tensors it leaves its results in."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+
+
+class StaticInputs:
+    """Buffers that graphs read and write, for the largest bucket; smaller ones use their front."""
+
+    def __init__(self, size: int, tables: Mapping[str, Tensor], device: torch.device) -> None:
+        def buffer(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros((size, *shape), dtype=dtype, device=device)
+
+        self.rows = buffer(torch.int64)
+        self.input_ids = buffer(torch.int64)
+        self.positions = buffer(torch.int64)
+        self.seq_lens = buffer(torch.int32)
+        self.page_tables = {name: buffer(torch.int32, t.shape[1]) for name, t in tables.items()}
+        self.out_cache_locs = {name: buffer(torch.int64) for name in tables}
+        self.tokens = buffer(torch.int64)
+        self.finite = buffer(torch.bool)
+
+    def batch(self, size: int, page_size: int) -> ForwardBatch:
+        """A decode batch over the first `size` places; no live token, as in warm-up."""
+        facts = BatchFacts(
+            mode=ForwardMode.DECODE, tokens=size, live_tokens=0, sequences=size, max_length=0
+        )
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            rows=self.rows[:size],
+            bounds=HostBounds(seq_lens=[0] * size, extend_lens=[0] * size),
+            facts=facts,
+            input_ids=self.input_ids[:size],
+            positions=self.positions[:size],
+            seq_lens=self.seq_lens[:size],
+            kv={
+                name: KvGroup(
+                    name=name,
+                    page_size=page_size,
+                    page_table=table[:size],
+                    out_cache_loc=self.out_cache_locs[name][:size],
+                )
+                for name, table in self.page_tables.items()
+            },
+        )
+
+
+class DecodeGraphPath:
+    """Decode steps as graph replays.
+
+    Args:
+        sizes: rows of the buckets, ascending.
+        rows: the columns. tables: page table [R, max pages] int32 of each KV group.
+        backends: one per KV group; they admit capture.
+        model: (input_ids, positions, batch) -> hidden states.
+        head: hidden states [n, H] -> logits [n, V] float32.
+        pdl: programmatic dependent launch.
+    """
+
+    name = "decode_graph"
+
+    def __init__(
+        self,
+        *,
+        sizes: Sequence[int],
+        rows: Rows,
+        tables: Mapping[str, Tensor],
+        page_size: int,
+        backends: Sequence[AttentionBackend],
+        model: Model,
+        head: Callable[[Tensor], Tensor],
+        pdl: bool,
+    ) -> None:
+        self.sizes = tuple(sizes)
+        self._rows, self._tables, self._page_size = rows, dict(tables), page_size
+        self._backends, self._model, self._head = tuple(backends), model, head
+        self._pdl = pdl
+        largest = self.sizes[-1]
+        self._inputs = StaticInputs(largest, self._tables, rows.device)
+        self._columns = SamplingColumns.of(rows)
+        self._scratch = SamplingScratch.allocate(largest, rows.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[Bucket, CapturedStep] = {}
+        self._last_rows: tuple[int, ...] = ()
+        self._report = CaptureReport(seconds={}, bytes={})
+
+    # ---- choosing
+
+    def admits(self, facts: BatchFacts) -> Bucket | Refusal:
+        reason = self._refusal(facts)
+        if reason:
+            return Refusal(subject=self.name, reason=reason)
+        bucket = self._bucket(facts)
+        if bucket not in self._captured:
+            return Refusal(subject=self.name, reason="not captured yet")
+        return bucket
+
+    def _refusal(self, facts: BatchFacts) -> str:
+        if facts.mode is not ForwardMode.DECODE:
+            return "the step holds prompt tokens"
+        if facts.sequences > self.sizes[-1]:
+            return f"more rows than the largest bucket ({self.sizes[-1]})"
+        if facts.host_mask:
+            return "a row brings a mask that the host made"
+        if facts.processed_logprobs:
+            return "a row asks for processed logprobs, which only eager sampling keeps"
+        return ""
+
+    def _bucket(self, facts: BatchFacts) -> Bucket:
+        size = self.sizes[bisect_left(self.sizes, facts.sequences)]
+        return Bucket(tokens=size, sequences=size, variant=FILTERS if facts.filters else "")
+
+    # ---- capture
+
+    def prepare(self) -> CaptureReport:
+        """What has been captured so far; buckets are captured at need."""
+        return self._report
+
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Capture the bucket that such a batch needs, if it can take one and has none yet."""
+        if self._refusal(facts):
+            return
+        bucket = self._bucket(facts)
+        if bucket not in self._captured:
+            self.capture(bucket)
+
+    def capture(self, bucket: Bucket) -> None:
+        """Capture one bucket. The forward stream is drained first; live rows are not touched."""
+        start = time.perf_counter()
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info()[0]
+        self._inputs.rows.zero_()
+        self._last_rows = ()
+        batch = self._inputs.batch(bucket.sequences, self._page_size)
+        for backend in self._backends:
+            backend.capture_buffers(bucket)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self._step(batch, bucket)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._step(batch, bucket)
+        self._captured[bucket] = CapturedStep(graph=graph, logits=logits)
+        self._report.seconds[bucket] = time.perf_counter() - start
+        self._report.bytes[bucket] = before - torch.cuda.mem_get_info()[0]
+        log.info(
+            "captured %s rows%s in %.2f s",
+            bucket.sequences,
+            f" ({bucket.variant})" if bucket.variant else "",
+            self._report.seconds[bucket],
+        )
+
+    def _step(self, batch: ForwardBatch, bucket: Bucket) -> Tensor:
+        """Everything a decode step does on the device; returns the logits [n, V]."""
+        inputs, columns, size = self._inputs, self._rows, bucket.sequences
+        prepare_decode(
+            batch.rows,
+            last_token=columns.last_token,
+            length=columns.length,
+            active=columns.active,
+            tables=self._tables,
+            page_size=self._page_size,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            seq_lens=batch.seq_lens,
+            page_tables={name: group.page_table for name, group in batch.kv.items()},
+            out_cache_locs={name: group.out_cache_loc for name, group in batch.kv.items()},
+            pdl=self._pdl,
+        )
+        for backend in self._backends:
+            backend.prepare_metadata_in_graph(batch)
+        logits = self._head(self._model(batch.input_ids, batch.positions, batch))
+        tokens, finite = inputs.tokens[:size], inputs.finite[:size]
+        sample_tokens(
+            logits,
+            batch.rows,
+            batch.seq_lens,
+            self._columns,
+            tokens=tokens,
+            finite=finite,
+            scratch=self._scratch,
+            filters=bucket.variant == FILTERS,
+            pdl=self._pdl,
+        )
+        advance_decode(
+            batch.rows,
+            tokens,
+            finite,
+            length=columns.length,
+            last_token=columns.last_token,
+            active=columns.active,
+            stop_ids=columns.stop_ids,
+            penalised=columns.penalised,
+            token_counts=columns.token_counts,
+            pdl=self._pdl,
+        )
+        return logits
+
+    # ---- delivery
+
+    def run(
+        self,
+        batch: ForwardBatch,
+        bucket: Bucket,
+        pp_proxy_tensors: PPProxyTensors | None = None,
+    ) -> LogitsProcessorOutput | PPProxyTensors:
+        """Replay. The results are views of static buffers, good until the next replay."""
+        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+        captured, size = self._captured[bucket], batch.num_sequences
+        self._send_rows(batch, bucket.sequences)
+        captured.graph.replay()
+        return LogitsProcessorOutput(
+            next_token_logits=captured.logits[:size],
+            next_token_ids=self._inputs.tokens[:size],
+            finite=self._inputs.finite[:size],
+        )
+
+    def _send_rows(self, batch: ForwardBatch, padded: int) -> None:
+        """The rows of the step, padded with row 0; nothing to send when they stayed the same."""
+        rows = (*batch.bounds.rows, *[0] * (padded - batch.num_sequences))
+        if rows == self._last_rows:
+            return
+        self._last_rows = rows
+        self._inputs.rows[: batch.num_sequences].copy_(batch.rows)
+        self._inputs.rows[batch.num_sequences : padded].zero_()
