@@ -22,6 +22,7 @@ from loader_models import (
 )
 from loader_shapes import make_model
 
+from headrace import LLM
 from headrace.base.errors import CapacityError, CheckpointError, HeadraceError, UnsupportedError
 from headrace.checkpoint import open_checkpoint
 from headrace.layers.weights import weight_slots
@@ -130,6 +131,28 @@ def test_every_parameter_is_filled_from_its_own_tensor(good: Path) -> None:
     for name, stored in tensors_of(good).items():
         assert torch.equal(slots.pop(name).destination, stored), name
     assert not slots
+
+
+def test_tensors_are_read_once_in_the_order_of_the_files(good: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_shards(good, tmp_path))
+    read, names = checkpoint.read, []
+
+    def record(name: str, **options: Any) -> torch.Tensor:
+        names.append(name)
+        return read(name, **options)
+
+    checkpoint.read = record  # type: ignore[method-assign]
+    load_weights(make_model({}), checkpoint)
+    assert names == list(checkpoint.tensors)
+    files = [checkpoint.tensors[name].file.name for name in names]
+    assert files == sorted(files)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_of_bytes(good: Path, capsys: pytest.CaptureFixture[str], progress: bool) -> None:
+    with LLM(str(good), device="cpu", max_model_len=64, show_progress=progress):
+        shown = capsys.readouterr().err
+    assert ("Loading weights: 100%" in shown) == progress
 
 
 # ---- what does not load
