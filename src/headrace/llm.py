@@ -197,10 +197,11 @@ class LLM:
             with interrupts_held(), self._turn():
                 handles += map(self.engine.submit, prepared)
             running = {handle.request_id: handle for handle in handles}
-            with Progress(len(handles), shown=use_tqdm) as progress:
+            with interrupts_held() as held, Progress(len(handles), shown=use_tqdm) as progress:
                 for handle in handles:
                     while not handle.is_finished:
                         ended = self._step(handle)
+                        held.raise_pressed()
                         progress.count([own for own in ended if running.pop(own.request_id, None)])
                 progress.count(running.values())  # these ended in steps of other threads
         except BaseException:
