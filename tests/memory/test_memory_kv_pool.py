@@ -10,7 +10,7 @@ from headrace.memory.kv_pool import MHATokenToKVPool
 
 
 def make_pool(arena: Arena, dtype: torch.dtype = torch.float32) -> MHATokenToKVPool:
-    return MHATokenToKVPool(
+    pool = MHATokenToKVPool(
         arena,
         num_layers=2,
         num_pages=3,
@@ -20,6 +20,10 @@ def make_pool(arena: Arena, dtype: torch.dtype = torch.float32) -> MHATokenToKVP
         v_head_dim=6,
         dtype=dtype,
     )
+    for layer in range(2):
+        for part in pool.key_value(layer):
+            part.zero_()  # a new pool holds whatever the memory held
+    return pool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
