@@ -32,11 +32,11 @@ class MergedLinear(nn.Module):
         self.bias = space.parameter(outputs) if bias else None
         self.finished: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, sum of parts]"""
+    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
+        """[T, inputs] -> [T, sum of parts], plus `addend`"""
         weight = self.weight if self.finished is None else self.finished
         assert weight is not None
-        return self.format.apply(x, weight, self.bias)
+        return self.format.apply(x, weight, self.bias, addend)
 
     def finish(self) -> None:
         """The loaded matrix in the form of its format; the loaded one is freed if it differs."""

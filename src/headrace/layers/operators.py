@@ -69,7 +69,7 @@ class TorchOperators:
         return linear.forward(self.norm(norm, x))
 
     def add_linear(self, linear: "MergedLinear", x: Tensor, residual: Tensor) -> Tensor:
-        return residual + linear.forward(x)
+        return linear.forward(x, residual)
 
     def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> Tensor:
         gate, up = mlp.gate_up_proj.forward(self.norm(norm, x)).split(mlp.intermediate, dim=-1)

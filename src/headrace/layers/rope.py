@@ -28,6 +28,17 @@ class Rotation:
         cos, sin = self.cache.index_select(0, self.positions).chunk(2, dim=-1)  # [T, R / 2] each
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 
+    @cached_property
+    def matrix(self) -> Tensor:
+        """The rotation of the step's only token as a matrix, [R, R] float32: x @ matrix."""
+        cos, sin = (part.view(-1) for part in self.cos_sin)
+        half = len(cos) // 2
+        index = torch.arange(half, device=cos.device)
+        matrix = torch.diag(cos)
+        matrix[index + half, index] = sin[:half]
+        matrix[index, index + half] = sin[half:]
+        return matrix
+
     def apply(self, x: Tensor) -> Tensor:
         """Rotate the first R dimensions of each head, in float32: [T, N, D] -> [T, N, D]."""
         cos, sin = self.cos_sin

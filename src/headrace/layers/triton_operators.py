@@ -12,19 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.base.decision import Decision, Refusal
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.kernels.support_triton import triton_available
 from headrace.layers.attention import SelfAttention
 from headrace.layers.embedding import LMHead
 from headrace.layers.linear import MergedLinear
 from headrace.layers.mlp import GatedMLP
 from headrace.layers.norm import RMSNorm
-from headrace.layers.operators import TORCH_OPERATORS, Operators
+from headrace.layers.operators import TORCH_OPERATORS
 from headrace.layers.rope import Rotation
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-DEPENDENT_LAUNCH = (9, 0)  # compute capability from which a kernel may start before its predecessor
 
 
 class TritonOperators:
@@ -122,26 +119,3 @@ class TritonOperators:
         if hidden.dtype is torch.float32:
             return F.linear(hidden, matrix)
         return torch.mm(hidden, matrix.t(), out_dtype=torch.float32)
-
-
-def choose_operators(device: torch.device, weight_format: str) -> tuple[Decision[str], Operators]:
-    """Fused kernels where they run, torch elsewhere."""
-    reason, remedy = "", ""
-    if device.type != "cuda":
-        reason = f"the fused kernels run on cuda, not on {device.type}"
-    elif missing := triton_available(device.type):
-        reason, remedy = missing.reason, missing.remedy
-    elif weight_format != "dense":
-        reason = f"the fused kernels read dense weights, not {weight_format}"
-    if reason:
-        refused = Refusal(subject="triton", reason=reason, remedy=remedy)
-        decision = Decision(
-            name="operators", value="torch", reason="layer by layer", refused=(refused,)
-        )
-        return decision, TORCH_OPERATORS
-    pdl = torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH
-    launch = "with" if pdl else "without"
-    decision = Decision(
-        name="operators", value="triton", reason=f"fused, {launch} programmatic dependent launch"
-    )
-    return decision, TritonOperators(pdl=pdl)

@@ -29,8 +29,13 @@ class WeightFormat(Protocol):
         """The form that `apply` takes; called when the weight is loaded, which may be freed."""
         ...
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, inputs] -> [T, outputs] in x's dtype; takes the finished or the loaded form."""
+    def apply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None
+    ) -> Tensor:
+        """x [T, inputs] -> [T, outputs] in x's dtype; takes the finished or the loaded form.
+
+        `addend` [T, outputs] is added to the product.
+        """
         ...
 
 
@@ -45,8 +50,11 @@ class DenseFormat:
     def finish(self, weight: Tensor) -> Tensor:
         return weight
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+    def apply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None
+    ) -> Tensor:
+        product = F.linear(x, weight, bias)
+        return product if addend is None else addend + product
 
 
 class OneDnnFormat(DenseFormat):
@@ -65,11 +73,17 @@ class OneDnnFormat(DenseFormat):
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         return packed
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None
+    ) -> Tensor:
         if weight.layout is torch.strided:  # not finished
-            return F.linear(x, weight, bias)
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        product: Tensor = linear(x, weight, bias, "none", [], "")
+            return super().apply(x, weight, bias, addend)
+        linear = torch.ops.mkldnn._linear_pointwise
+        product: Tensor
+        if addend is None:
+            product = linear.default(x, weight, bias, "none", [], "")
+        else:
+            product = linear.binary(x, addend, weight, bias, "add")
         return product
 
 

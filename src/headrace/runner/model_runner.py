@@ -34,7 +34,7 @@ from headrace.execution.preparation import BatchPreparation
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.layers.logits import process_logits
-from headrace.layers.triton_operators import DEPENDENT_LAUNCH, choose_operators
+from headrace.layers.operator_choice import DEPENDENT_LAUNCH, choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
