@@ -32,9 +32,9 @@ def space(form: str = "dense") -> WeightSpace:
 
 
 def filled(module: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
-        parameter.data.normal_()
+        parameter.data.normal_(generator=generator)
     finish_weights(module)
     return module
 
@@ -83,9 +83,9 @@ def test_norms_products_and_gates(rows: int, form: str, act: str) -> None:
             )
         )
     for plain, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
     separate = residual + mlp.down_proj(results[0][2])
-    torch.testing.assert_close(results[0][3], separate, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[0][3], separate, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -112,7 +112,7 @@ def test_rotation_and_kv(rows: int, qk_norm: bool, rotary_dim: int) -> None:
         ], *pool.key_value(0)
 
     for plain, ours in zip(run(PLAIN), run(CPU), strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(run(PLAIN)[0].flatten(), qkv[:, : HEADS * DIM].flatten())
 
 
