@@ -43,6 +43,9 @@ class EngineConfig:
     decode_attention_backend: str | None = option(None, "attention backend of decode")
     decode_graph: str | tuple[int, ...] = option("auto", "auto, off, or batch sizes to capture")
     prefill_graph: str = option("auto", "auto, off, breakable or piecewise")
+    capture: str = option(
+        "need", "decode graphs: need (when a step first needs one) or all (first)"
+    )
     cpu_graph: str = option("auto", "auto, off or on: torch.compile of decode on the CPU")
     deterministic: bool = option(False, "bit-identical results whatever the batch")
     seed: int = option(0, "seed of dummy weights and of sequences that name none")
@@ -54,6 +57,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         _one_of("prefill_graph", self.prefill_graph, ("auto", "off", "breakable", "piecewise"))
+        _one_of("capture", self.capture, ("need", "all"))
         _one_of("cpu_graph", self.cpu_graph, ("auto", "off", "on"))
         for name in ("max_model_len", "max_running_requests", "max_total_tokens"):
             _positive(name, getattr(self, name))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import Refusal
@@ -155,6 +156,17 @@ class DecodeGraphPath:
     def prepare(self) -> CaptureReport:
         """What has been captured so far; buckets are captured at need."""
         return self._report
+
+    def capture_all(self, *, progress: bool = False) -> None:
+        """Capture every bucket without filters, the largest first: later ones fit into its memory.
+
+        The variants with filters are captured at need.
+        """
+        sizes = tqdm(self.sizes[::-1], desc="Capturing decode graphs", disable=not progress)
+        for size in sizes:
+            bucket = Bucket(tokens=size, sequences=size)
+            if bucket not in self._captured:
+                self.capture(bucket)
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Capture the bucket that such a batch needs, if it can take one and has none yet."""

@@ -61,6 +61,10 @@ class SelfAttention(nn.Module):
         """Give the layer its KV memory (`pool_layer` is its index there) and its backend."""
         self.pool, self.backend, self.pool_layer = pool, backend, pool_layer
 
+    def unbind(self) -> None:
+        """Forget pool and backend."""
+        del self.pool, self.backend
+
     def attend(self, qkv: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """What lies between the projections: qkv [T, sum of sizes] -> [T, N * Dv]"""
         q, fresh = self.operators.rotate_and_write(self, qkv, rotation, batch)

@@ -66,9 +66,9 @@ class TritonOperators:
                 x, weight, bias=linear.bias, residual=residual, pdl=self._pdl
             )
             return total
-        if linear.bias is not None:
-            residual = residual + linear.bias
-        return torch.addmm(residual, x, weight.t())
+        # In place: cuBLAS adds into its output, so anywhere else the residual is copied there first.
+        residual.addmm_(x, weight.t())
+        return residual if linear.bias is None else residual.add_(linear.bias)
 
     def normed_gate(self, norm: RMSNorm, mlp: GatedMLP, x: Tensor) -> Tensor:
         activation = ACTIVATIONS.get(mlp.act_name)

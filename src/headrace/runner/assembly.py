@@ -135,14 +135,21 @@ def assemble(settled: Settled, *, progress: bool = False) -> TpModelWorker:
 
     runner = ModelRunner(settled.config, persona, plan, load)
     runner.initialize()
-    runner.init_memory_pool(joint_budget(settled))
+    graphs = runner.trial_capture()
+    runner.init_memory_pool(joint_budget(settled, graphs))
     runner.init_attention_backend()
     runner.init_forward_paths()
+    if settled.config.capture == "all" and runner.decode_graph is not None:
+        runner.decode_graph.capture_all(progress=progress)
     return TpModelWorker(runner)
 
 
-def joint_budget(settled: Settled) -> KvBudget:
-    """KV tokens that fit, from the memory that is free now that the weights are loaded."""
+def joint_budget(settled: Settled, graph_bytes: int) -> KvBudget:
+    """KV tokens that fit, from the memory that is free now that the weights are loaded.
+
+    Args:
+        graph_bytes: what captured graphs will take.
+    """
     plan, traits = settled.plan, settled.persona.traits
     device = torch.device(plan.device.value)
     free = free_bytes(device)
@@ -157,7 +164,7 @@ def joint_budget(settled: Settled) -> KvBudget:
         )
     return plan_kv_tokens(
         spendable,
-        fixed_bytes(traits, plan),
+        fixed_bytes(traits, plan) | {"graphs": graph_bytes},
         kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
         plan.page_size.value,
         kv_token_cap(plan),

@@ -4,6 +4,7 @@ The runner consumes rows, page tables and slots from above and takes no memory d
 and `_forward_raw` stay this small: a feature is a path, a backend, an observer or a layer.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from headrace.attention.backend import AttentionBackend
 from headrace.attention.selection import build_attention_backend
 from headrace.base.decision import Decision, Refusal
 from headrace.base.log import get_logger
-from headrace.batch.facts import BatchFacts
+from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import (
     LogitsProcessorOutput,
@@ -49,6 +50,9 @@ log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from headrace.execution.decode_graph import DecodeGraphPath
+
+GRAPH_BYTES = 8 * 2**20
+"""What the driver keeps for an instantiated graph of some hundred kernels, an upper estimate."""
 
 LoadWeights = Callable[[CausalDecoder], None]
 
@@ -120,33 +124,74 @@ class ModelRunner:
             self._load_weights(self.model)
             finish_weights(self.model)
 
+    def trial_capture(self) -> int:
+        """Bytes that decode graphs take, measured on the largest over a pool of page 0 alone.
+
+        The graph is thrown away: those that serve hold the addresses of the real pool. Smaller
+        buckets fit into the memory of the largest, up to what the driver keeps for each graph.
+        """
+        if isinstance(self.plan.decode_graph.value, str):
+            return 0
+        with self._part("trial capture"):
+            self._make_pools(1)
+            self.init_attention_backend()
+            self.init_forward_paths()
+            assert self.decode_graph is not None, "the plan has sizes"
+            size = self.decode_graph.sizes[-1]
+            bucket = Bucket(tokens=size, sequences=size)
+            self.decode_graph.capture(bucket)
+            largest = self.decode_graph.prepare().bytes[bucket]
+            self._drop_pools()
+        count = len(self.plan.decode_graph.value)
+        reserve = largest + count * GRAPH_BYTES
+        self.measured.append(
+            Decision(
+                name="graph_bytes",
+                value=reserve,
+                reason=f"measured: {largest:,} for {size} rows, {GRAPH_BYTES:,} for each of {count}",
+            )
+        )
+        return reserve
+
+    def _drop_pools(self) -> None:
+        """Forget the pools of the trial and all that holds their addresses."""
+        for layer in self.model.attention_layers():
+            layer.unbind()
+        del self.selector, self.decode_graph, self.backends
+        del self.rows, self.req_to_token_pool, self.token_to_kv_pool
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def init_memory_pool(self, budget: KvBudget) -> None:
         """KV pool, page tables and rows, sized by `budget`."""
-        plan, traits = self.plan, self.persona.traits
         self.kv_budget = budget
         self.measured.append(
             Decision(name="kv_tokens", value=budget.tokens, reason=f"measured: {budget.reason}")
         )
+        with self._part("memory pool"):
+            self._make_pools(budget.pages)
+
+    def _make_pools(self, num_pages: int) -> None:
+        plan, traits = self.plan, self.persona.traits
         num_rows = plan.max_running_requests.value + 1
         page_size = plan.page_size.value
-        with self._part("memory pool"):
-            self.token_to_kv_pool = MHATokenToKVPool(
-                self.arena,
-                num_layers=traits.num_layers,
-                num_pages=budget.pages,
-                page_size=page_size,
-                num_kv_heads=traits.attention.num_kv_heads,
-                head_dim=traits.attention.head_dim,
-                v_head_dim=traits.attention.v_head_dim,
-                dtype=self.kv_dtype,
-            )
-            self.req_to_token_pool = ReqToTokenPool(
-                self.arena,
-                num_rows=num_rows,
-                max_pages=-(-plan.max_model_len.value // page_size),
-                groups=tuple(group.name for group in traits.kv_groups),
-            )
-            self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
+        self.token_to_kv_pool = MHATokenToKVPool(
+            self.arena,
+            num_layers=traits.num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_kv_heads=traits.attention.num_kv_heads,
+            head_dim=traits.attention.head_dim,
+            v_head_dim=traits.attention.v_head_dim,
+            dtype=self.kv_dtype,
+        )
+        self.req_to_token_pool = ReqToTokenPool(
+            self.arena,
+            num_rows=num_rows,
+            max_pages=-(-plan.max_model_len.value // page_size),
+            groups=tuple(group.name for group in traits.kv_groups),
+        )
+        self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
 
     def init_attention_backend(self) -> None:
         """One backend per KV group, bound with the pool to the layers of the group."""
