@@ -167,6 +167,11 @@ def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
         plan(hardware=H100, decode_graph=(8,), max_running_requests=4)
     with pytest.raises(UnsupportedError, match="CUDA device"):
         plan(decode_graph=(1, 2))
+    assert plan(hardware=H100, capture="all").decode_graph.value[0] == 1
+    with pytest.raises(ConfigError, match="nothing is captured: the device is a cpu"):
+        plan(capture="all")
+    with pytest.raises(ConfigError, match="nothing is captured: decode_graph is off"):
+        plan(hardware=H100, capture="all", decode_graph="off")
 
 
 @pytest.mark.parametrize(

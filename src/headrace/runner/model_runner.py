@@ -148,7 +148,7 @@ class ModelRunner:
             Decision(
                 name="graph_bytes",
                 value=reserve,
-                reason=f"measured: {largest:,} for {size} rows, {GRAPH_BYTES:,} for each of {count}",
+                reason=f"measured: {largest:,} for {size} rows; {GRAPH_BYTES:,} for each graph",
             )
         )
         return reserve

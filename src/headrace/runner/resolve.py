@@ -106,6 +106,7 @@ def _conflicts(
 ) -> Iterator[str]:
     """Why asks cannot be honoured, each with its remedy."""
     yield from _device_conflicts(config, hardware)
+    yield from _capture_conflicts(config, hardware)
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)
     yield from _attention_conflicts(config)
@@ -115,6 +116,13 @@ def _conflicts(
             f"load_format {config.load_format} was asked, the checkpoint is {stored} "
             "(leave load_format at auto)"
         )
+
+
+def _capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
+    off = config.decode_graph == "off"
+    if config.capture == "all" and (off or hardware.platform != "cuda"):
+        why = "decode_graph is off" if off else f"the device is a {hardware.platform}"
+        yield f"capture all was asked and nothing is captured: {why} (use capture need)"
 
 
 def _device_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
