@@ -23,6 +23,7 @@ from headrace.engine.prompts import (
     stop_ids,
 )
 from headrace.engine.sequence_output import SequenceOutput
+from headrace.models.decoder import CausalDecoder
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
@@ -108,10 +109,16 @@ class Engine:
         config: what was asked.
         progress: show a bar while weights load.
         retract_every: see `Scheduler`.
+        model: weights of an earlier engine, which ends with that; see `assemble`.
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: bool = False, retract_every: int = 0
+        self,
+        config: EngineConfig,
+        *,
+        progress: bool = False,
+        retract_every: int = 0,
+        model: CausalDecoder | None = None,
     ) -> None:
         self.settled: Settled = settle(config)
         checkpoint = self.settled.checkpoint
@@ -119,7 +126,7 @@ class Engine:
         self.vocab_size = self.settled.persona.traits.vocab_size
         self.eos_token_ids = _eos_token_ids(self.settled, self.tokenizer)
         self.default_params = default_params(checkpoint.generation_config)
-        self.worker = assemble(self.settled, progress=progress)
+        self.worker = assemble(self.settled, progress=progress, model=model)
         self.scheduler = Scheduler(
             self.worker, _token_text(self.tokenizer), retract_every=retract_every
         )

@@ -115,8 +115,14 @@ def _tokenizer_source(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer
     return replace(other.tokenizer_source, eos_token_ids=ends)
 
 
-def assemble(settled: Settled, *, progress: bool = False) -> TpModelWorker:
+def assemble(
+    settled: Settled, *, progress: bool = False, model: CausalDecoder | None = None
+) -> TpModelWorker:
     """Load, size and wire the runner of this device.
+
+    Args:
+        model: weights that an earlier runner loaded for the same persona, device, dtype and ropes;
+            that runner is of no use afterwards. Read anew if absent.
 
     Raises:
         CheckpointError: weights and model do not fit together.
@@ -124,8 +130,9 @@ def assemble(settled: Settled, *, progress: bool = False) -> TpModelWorker:
     """
     plan, persona = settled.plan, settled.persona
     device = torch.device(plan.device.value)
-    needed = sum(weight_bytes(persona.traits, plan.dtype.value).values())
-    check_room(needed, settled.hardware.name, free_bytes(device))
+    if model is None:
+        needed = sum(weight_bytes(persona.traits, plan.dtype.value).values())
+        check_room(needed, settled.hardware.name, free_bytes(device))
 
     def load(model: CausalDecoder) -> None:
         if plan.load_format.value == "dummy":
@@ -134,7 +141,7 @@ def assemble(settled: Settled, *, progress: bool = False) -> TpModelWorker:
             load_weights(model, settled.checkpoint, progress=progress)
 
     runner = ModelRunner(settled.config, persona, plan, load)
-    runner.initialize()
+    runner.initialize(model)
     graphs = runner.trial_capture()
     runner.init_memory_pool(joint_budget(settled, graphs))
     runner.init_attention_backend()

@@ -96,11 +96,17 @@ class ModelRunner:
 
     # ---- assembly
 
-    def initialize(self) -> None:
-        """Sampler and weights. Memory, backends and paths follow when the budget is known."""
+    def initialize(self, model: CausalDecoder | None = None) -> None:
+        """Sampler and weights. Memory, backends and paths follow when the budget is known.
+
+        `model`: one that is loaded already; its layers are bound to this runner from now on.
+        """
         self.arena = Arena(self.device)
         self.init_sampler()
-        self.load_model()
+        if model is None:
+            self.load_model()
+        else:
+            self.model = model
 
     def init_sampler(self) -> None:
         with self._part("sampler"):
