@@ -47,9 +47,29 @@ format: ## mend the style
 gpu-test: ## tests that need a CUDA device
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q -o addopts= -m gpu $(GPU_TESTS)
 
-gpu-bench: ## offline benchmark on a CUDA device: make gpu-bench MODEL=... FLAGS='...'
-	PYTHONPATH=src $(GPU_PYTHON) -m headrace.cli.main bench offline $(MODEL) --device cuda \
-		--num-prompts 1,32,256 --input-len 1024 --output-len 128 --first-token-len 1024 $(FLAGS)
+# Where gpu-bench leaves its JSON lines, and the seconds one part of it may take.
+OUT ?= build/bench
+GPU_BENCH_LIMIT ?= 170
+# Wheels that are not installed may be on PYTHONPATH already.
+GPU_HEADRACE = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" timeout $(GPU_BENCH_LIMIT) \
+	$(GPU_PYTHON) -m headrace.cli.main
+
+gpu-bench: ## every table of docs/performance.md on a CUDA device, within 8 minutes
+	@mkdir -p "$(OUT)"; failed=""; \
+	part() { \
+		name=$$1; shift; began=$$SECONDS; echo; echo "== $$name: headrace bench $$*"; \
+		$(GPU_HEADRACE) bench "$$@" --device cuda --json 2>&1 >"$(OUT)/$$name.jsonl" || failed="$$failed $$name"; \
+		echo "== $$name: $$((SECONDS - began)) s"; \
+	}; \
+	part ceilings ceilings; \
+	part step-qwen3-8b step qwen3-8b --batch 1,32,128,256 --prefill 1,32 --mixed; \
+	part step-qwen3-0.6b step qwen3-0.6b --batch 1,32,256 --prefill 1,32 --mixed; \
+	part startup-qwen3-8b startup qwen3-8b; \
+	part offline-qwen3-8b offline qwen3-8b --num-prompts 1000 --input-len 1024 --output-len 256 \
+		--repeats 1 --no-enable-prefix-cache; \
+	part step-llama-3.1-8b step llama-3.1-8b --batch 1,32,256 --prefill 1 --trace-turns 0 --repeats 2; \
+	echo; echo "JSON lines: $(OUT)"; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 cpu-bench: ## against transformers on this CPU, float32 and bfloat16
 	@scripts/setup_venv.sh bench

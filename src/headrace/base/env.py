@@ -4,6 +4,7 @@ Unknown names with our prefix are reported by `unknown_variables`, so that a typ
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def log_level() -> str:
 def unknown_variables() -> list[str]:
     """Names in the environment that carry our prefix and mean nothing to us."""
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES)
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: ours, with `changes`."""
+    return {**os.environ, **changes}
 
 
 def _read(name: str) -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from headrace.base.errors import UnsupportedError
+from headrace.base.errors import HeadraceError, UnsupportedError
 from headrace.bench.load import Prompts, Tokens
 from headrace.checkpoint.interface import Checkpoint
 from headrace.request.sampling_params import SamplingParams
@@ -39,6 +39,9 @@ class Headrace:
     def run(self, prompts: Prompts, output_len: int) -> Tokens:
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         results = self._llm.generate(prompts, params, use_tqdm=False)
+        for result in results:
+            if result.outputs[0].finish_reason == "error":
+                raise HeadraceError("A step failed", why=result.outputs[0].message)
         tokens = [result.outputs[0].token_ids for result in results]
         assert all(len(made) == output_len for made in tokens), "every prompt gets as many tokens"
         return tokens

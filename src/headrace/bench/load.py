@@ -45,6 +45,11 @@ class Load:
     def output_tokens(self) -> int:
         return self.num_prompts * self.output_len
 
+    @property
+    def total_tokens(self) -> int:
+        """In and out."""
+        return self.num_prompts * (self.input_len + self.output_len)
+
     def prompts(self, repeat: int, vocab_size: int) -> Prompts:
         """The prompts of a repeat; other repeats have others, so that no cache has seen them."""
         random = numpy.random.default_rng((self.seed, repeat))

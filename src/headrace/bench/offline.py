@@ -4,7 +4,7 @@ Repeats alternate between the engines, so that a slow moment of the machine fall
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -37,12 +37,18 @@ class Measurement:
         """Tokens made per second, the prefill's time included."""
         return self.load.output_tokens / self.median
 
+    @property
+    def total_tokens_per_second(self) -> float:
+        """Tokens read and made per second."""
+        return self.load.total_tokens / self.median
+
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
             "seconds": list(self.seconds),
             "median_seconds": self.median,
             "output_tokens_per_second": self.tokens_per_second,
+            "total_tokens_per_second": self.total_tokens_per_second,
         }
 
 
@@ -104,14 +110,17 @@ def table(measurements: Sequence[Measurement]) -> str:
     for entry in measurements:
         rows.setdefault((entry.what, str(entry.load)), {})[entry.engine] = entry
     width = max(len(f"{what}: {load}") for what, load in rows)
-    head = [f"{'work':<{width}}", f"{'unit':<8}", *(f"{name:>14}" for name in names)]
+    head = [f"{'work':<{width}}", f"{'unit':<12}", *(f"{name:>14}" for name in names)]
     lines = ["  ".join([*head, f"{'ratio':>6}" if len(names) > 1 else ""]).rstrip()]
     for (what, load), found in rows.items():
-        unit = "tokens/s" if what == "run" else "ms"
-        cells = [f"{_shown(found[name]):>14}" if name in found else " " * 14 for name in names]
+        label, more = f"{what}: {load}", ""
         ratio = f"{ratio_of(found, names):>6.2f}" if len(found) > 1 else ""
-        label = f"{what}: {load}"
-        lines.append("  ".join([f"{label:<{width}}", f"{unit:<8}", *cells, ratio]).rstrip())
+        for unit, shown in _UNITS[what == "run"].items():
+            cells = [f"{shown(found[name]):>14}" if name in found else " " * 14 for name in names]
+            lines.append(
+                "  ".join([f"{more or label:<{width}}", f"{unit:<12}", *cells, ratio]).rstrip()
+            )
+            more = " "
     return "\n".join(lines)
 
 
@@ -120,7 +129,10 @@ def ratio_of(found: dict[str, Measurement], names: Sequence[str]) -> float:
     return found[names[1]].median / found[names[0]].median
 
 
-def _shown(entry: Measurement) -> str:
-    if entry.what == "run":
-        return f"{entry.tokens_per_second:,.1f}"
-    return f"{entry.median * 1e3:,.1f}"
+_UNITS: dict[bool, dict[str, Callable[[Measurement], str]]] = {
+    True: {
+        "out tokens/s": lambda entry: f"{entry.tokens_per_second:,.1f}",
+        "in+out/s": lambda entry: f"{entry.total_tokens_per_second:,.1f}",
+    },
+    False: {"ms": lambda entry: f"{entry.median * 1e3:,.1f}"},
+}

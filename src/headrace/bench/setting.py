@@ -5,9 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headrace.base.errors import ConfigError
+from headrace.bench.ceilings import Ceilings, measure_ceilings
 from headrace.bench.contestants import Contestant, Headrace, TransformersPeer
+from headrace.bench.shapes import shown_name
 from headrace.checkpoint.names import resolve_model
 from headrace.checkpoint.opening import open_checkpoint
+from headrace.config.engine_config import DTYPES, EngineConfig
+from headrace.runner.assembly import settle
+from headrace.runner.choices import torch_device
+from headrace.runner.detect import detect
 from headrace.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ class Setting:
     def of(cls, llm: "LLM", *, threads: int, repeats: int) -> "Setting":
         explanation = llm.explain()
         return cls(
-            model=llm.config.model,
+            model=shown_name(llm.config.model),
             device=explanation.plan.device.value,
             hardware=explanation.hardware.name,
             dtype=explanation.plan.dtype.value,
@@ -56,6 +63,23 @@ def use_threads(count: int | None) -> int:
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()
+
+
+def ceilings_of(config: EngineConfig) -> Ceilings:
+    """The ceilings of the device and dtype that the plan would choose; call it before loading."""
+    plan = settle(config).plan
+    return measure_ceilings(torch.device(plan.device.value), getattr(torch, plan.dtype.value))
+
+
+def device_ceilings(device: str, dtype: str) -> Ceilings:
+    """The ceilings of a device by its name in `EngineConfig`.
+
+    Raises:
+        ConfigError: the dtype is unknown. UnsupportedError: there is no such device.
+    """
+    if dtype not in DTYPES[1:]:
+        raise ConfigError(f"dtype is {dtype!r}", remedy=f"Use one of: {', '.join(DTYPES[1:])}")
+    return measure_ceilings(torch.device(torch_device(detect(device))), getattr(torch, dtype))
 
 
 def engines_of(llm: "LLM", against: str | None) -> list[Contestant]:

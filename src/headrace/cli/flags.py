@@ -112,12 +112,25 @@ def _biases(text: str) -> dict[int, float]:
 
 def positive(text: str) -> int:
     """A whole number of at least 1, for flags that are no dataclass field."""
+    return _at_least(1, text)
+
+
+def at_least_two(text: str) -> int:
+    return _at_least(2, text)
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 included."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return value
 
 

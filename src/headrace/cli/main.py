@@ -14,7 +14,7 @@ from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
 from headrace.cli.engine_flags import add_engine_flags
-from headrace.cli.flags import integers, positive, positives, with_dashes
+from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
 from headrace.cli.sampling_flags import add_sampling_flags
 from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
@@ -156,12 +156,74 @@ def _bench(verbs: Verbs) -> None:
         help="leading tokens that all prompts share and that are cached before the run",
     )
     load.add_argument("--load-seed", type=int, default=0, metavar="N", help="seed of the prompts")
-    load.add_argument("--threads", type=positive, metavar="N", help="torch threads")
     load.add_argument(
         "--against", choices=("transformers",), help="do the same work with a peer in the same run"
     )
-    load.add_argument("--json", action="store_true", help="one JSON line per measurement")
+    _measured(load)
     add_engine_flags(parser)
+    _bench_step(kinds)
+    _bench_startup(kinds)
+    parser = _verb(kinds, "ceilings", "bandwidth and matrix rate of the device", "bench:ceilings")
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu")
+    parser.add_argument("--dtype", default="bfloat16", help="of the product")
+    _measured(parser)
+    parser = _verb(kinds, "plot", "draw time against floor from JSON lines", "bench:plot")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="written by bench step --json")
+    parser.add_argument("-o", "--output", required=True, metavar="PNG", help="the picture")
+
+
+def _bench_step(kinds: Verbs) -> None:
+    parser = _verb(kinds, "step", "decode steps and prefills beside their floors", "bench:step")
+    _model(parser)
+    work = parser.add_argument_group("work")
+    for name, several, meaning in (
+        ("batch", (1, 32, 128, 256), "sequences of a decode step"),
+        ("prefill", (1, 32), "prompts read at once to their first token"),
+    ):
+        work.add_argument(
+            f"--{name}", type=positives, default=several, metavar="N,N,...", help=meaning
+        )
+    for name, default, least, meaning in (
+        ("context", 1024, positive, "tokens of a prompt"),
+        ("output-len", 64, at_least_two, "tokens of the long run; the short one makes 1"),
+        ("repeats", 3, positive, "pairs of runs; medians are shown"),
+        ("trace-turns", 20, whole, "steps under the profiler, on a GPU; 0: none"),
+    ):
+        work.add_argument(f"--{name}", type=least, default=default, metavar="N", help=meaning)
+    work.add_argument(
+        "--mixed",
+        action="store_true",
+        help="trace once more with a row of top-p and a row of logprobs",
+    )
+    _measured(work)
+    add_engine_flags(parser)
+
+
+def _bench_startup(kinds: Verbs) -> None:
+    parser = _verb(
+        kinds, "startup", "fresh processes to the first token, cold and warm", "bench:startup"
+    )
+    _model(parser)
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--input-len", type=positive, default=128, metavar="N", help="tokens of the prompt"
+    )
+    work.add_argument(
+        "--repeats", type=positive, default=1, metavar="N", help="warm starts after the cold one"
+    )
+    work.add_argument(
+        "--graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on until every decode graph is captured",
+    )
+    work.add_argument("--json", action="store_true", help="one JSON line per start")
+    add_engine_flags(parser)
+
+
+def _measured(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--threads", type=positive, metavar="N", help="torch threads")
+    parser.add_argument("--json", action="store_true", help="one JSON line per measurement")
 
 
 def _model(parser: argparse.ArgumentParser) -> None:
