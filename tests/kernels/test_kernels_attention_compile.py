@@ -45,6 +45,6 @@ def test_kernels_compile_and_fit(capability, shapes, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     reports = [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
-    assert len(reports) == 4 * len(shapes)
+    assert len(reports) == 3 * len(shapes)
     for name, shared in reports:
         assert int(shared) <= SHARED_LIMIT[capability], name

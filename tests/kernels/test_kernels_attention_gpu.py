@@ -107,7 +107,6 @@ def test_long_extend_without_prefix(dtype, window):
 def compiled():
     kernels = (
         decode_kernels._decode_kernel,
-        decode_kernels._combine_kernel,
         extend_kernels._extend_kernel,
     )
     device = torch.cuda.current_device()
@@ -134,7 +133,7 @@ def test_batches_of_any_size_use_the_same_kernels():
             *arguments, **extend.options, max_extend=len(lens), lse=sums(extend)
         )
         counts.append(compiled() - before)
-    assert counts == [4, 4, 4, 4]  # decode whole and split, combine, extend
+    assert counts == [3, 3, 3, 3]  # decode whole and split, extend
 
 
 def test_one_graph_serves_all_lengths_up_to_its_bound():

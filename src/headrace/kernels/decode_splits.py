@@ -5,6 +5,7 @@ all lengths up to the bound. The idea is flash-decoding (Dao et al., 2023).
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,16 +41,27 @@ def decode_splits(
     return 1 << (splits.bit_length() - 1)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 1 on the CPU, where the interpreter runs alone."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeScratch:
     """Where the splits of one decode call leave their parts; may be shared by all layers.
 
-    Shapes: `values` [B, N, S, Dv] and `lse` [B, N, S] (base 2), both float32, contiguous; larger
-    batches and split counts than a call needs are fine, since only elements are counted.
+    Shapes: `values` [B, N, S, Dv] and `lse` [B, N, S] (base 2), both float32; `arrived` [B, N]
+    int32, the splits of a row and KV head that are done: 0 between calls, every call leaves it so.
+    All contiguous; larger batches and split counts than a call needs are fine, since only elements
+    are counted. Calls that may run at the same time need scratch of their own.
     """
 
     values: Tensor
     lse: Tensor
+    arrived: Tensor
 
     @classmethod
     def allocate(
@@ -59,8 +71,13 @@ class DecodeScratch:
         return cls(
             values=torch.empty((*shape, value_dim), dtype=torch.float32, device=device),
             lse=torch.empty(shape, dtype=torch.float32, device=device),
+            arrived=torch.zeros(batch, heads, dtype=torch.int32, device=device),
         )
 
     def holds(self, *, batch: int, heads: int, splits: int, value_dim: int) -> bool:
         parts = batch * heads * splits
-        return self.lse.numel() >= parts and self.values.numel() >= parts * value_dim
+        return (
+            self.arrived.numel() >= batch * heads
+            and self.lse.numel() >= parts
+            and self.values.numel() >= parts * value_dim
+        )

@@ -176,10 +176,13 @@ def changed(
 
 
 @triton.jit
-def last_to_arrive(arrived):
-    """Counts this program; True in the last one of the row, which sees what the others wrote."""
+def last_to_arrive(arrived, AXIS: tl.constexpr = 0):
+    """Counts this program; True in the last one of the row, which sees what the others wrote.
+
+    The programs of a row lie along AXIS of the grid.
+    """
     tl.debug_barrier()  # the writes of all threads come before the count of one
-    last = tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(AXIS) - 1
     if last:
         tl.store(arrived, 0)
     return last
