@@ -1,0 +1,99 @@
+"""What `verify` runs: prompts around the borders of pages, with shared prefixes, in two waves."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.request.sampling_params import SamplingParams
+
+# One token, both sides of pages of 16 and 64, several chunks and pages.
+LENGTHS = (1, 2, 15, 16, 17, 33, 63, 64, 65, 100, 130)
+GPU_LENGTHS = (*LENGTHS, 257, 1025)
+SHARED = 40  # leading tokens that the three longest prompts have in common
+NEW_TOKENS = 12
+TOP = 4  # logprobs compared at each place, beside that of the token itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """Requests that run at the same time. `prompts` and `params` are of one length."""
+
+    name: str
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, its output included."""
+        return max(map(sum, self._lengths()))
+
+    def pool_tokens(self, page_size: int) -> int:
+        """Tokens of the pages that all sequences fill together."""
+        return sum(-(-sum(pair) // page_size) * page_size for pair in self._lengths())
+
+    def _lengths(self) -> list[tuple[int, int]]:
+        return [
+            (len(prompt), params.max_tokens or 0)
+            for prompt, params in zip(self.prompts, self.params, strict=True)
+        ]
+
+
+def random_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Seeded token ids; the three longest prompts share a prefix, the first of them whole."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(vocab_size) for _ in range(length)] for length in sorted(lengths)]
+    for prompt in prompts[-3:-1]:
+        shared = min(SHARED, len(prompt))
+        prompt[:shared] = prompts[-1][:shared]
+    return prompts
+
+
+def waves(prompts: list[list[int]]) -> tuple[Wave, Wave]:
+    """The greedy wave, which keeps to the plain variant of every graph, and the sampled one.
+
+    Outputs have different lengths, so that rows end while others go on.
+    """
+    return (
+        Wave(
+            name="greedy",
+            prompts=prompts,
+            params=[_greedy(index) for index in range(len(prompts))],
+        ),
+        Wave(
+            name="sampled",
+            prompts=prompts,
+            params=[_sampled(index) for index in range(len(prompts))],
+        ),
+    )
+
+
+def _length(index: int) -> int:
+    return NEW_TOKENS - index % 4
+
+
+def _greedy(index: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=_length(index),
+        ignore_eos=True,
+        logprobs=TOP,
+        prompt_logprobs=1 if index % 4 == 3 else None,
+    )
+
+
+def _sampled(index: int) -> SamplingParams:
+    """Every filter and penalty, alone and together with others."""
+    return SamplingParams(
+        temperature=0.6 + 0.1 * (index % 5),
+        top_p=0.9 if index % 2 else 1.0,
+        top_k=40 if index % 3 == 0 else -1,
+        min_p=0.02 if index % 4 == 1 else 0.0,
+        presence_penalty=0.5 if index % 2 else 0.0,
+        frequency_penalty=0.3 if index % 3 == 1 else 0.0,
+        repetition_penalty=1.2 if index % 4 == 0 else 1.0,
+        logit_bias={7: 2.0} if index % 5 == 3 else None,
+        seed=index,
+        max_tokens=_length(index),
+        ignore_eos=True,
+        logprobs=TOP,
+    )
