@@ -2,7 +2,8 @@
 
 Run in a process of its own: Triton must not be interpreting. The host functions are called with
 their launches recorded, so that the arguments compiled for are the ones that would be launched.
-Prints one line per kernel: name and shared memory in bytes.
+Prints one line per kernel: name, shared memory in bytes, and whether its code waits for the kernel
+in front.
 """
 
 import sys
@@ -67,7 +68,7 @@ def recorders() -> dict[str, Recorder]:
     """Replaces the kernels of both modules; the argument check would refuse tensors of the CPU."""
     found = {}
     for module in (decode_attention_triton, extend_attention_triton):
-        module.check_arguments = lambda *arguments: None
+        module.check_arguments = lambda *arguments, **named: None
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 found[name] = Recorder(kernel)
@@ -85,7 +86,7 @@ def main(capability: int, *shapes: str) -> None:
         q = torch.empty(8, heads, dim, dtype=kind)
         caches = (torch.empty(4, page, kv_heads, size, dtype=kind) for size in (dim, value_dim))
         table, lens = (torch.zeros(size, dtype=torch.int32) for size in ((8, 3), (8,)))
-        options: dict[str, Any] = {"scale": 0.1}
+        options: dict[str, Any] = {"scale": 0.1, "pdl": capability >= 90}
         if traits == "all":
             options |= {
                 "window": 100,
@@ -106,7 +107,7 @@ def main(capability: int, *shapes: str) -> None:
 def report(name: str, kernel: Recorder, capability: int) -> None:
     compiled = kernel.compile(capability)
     assert "cubin" in compiled.asm
-    print(name, compiled.metadata.shared)
+    print(name, compiled.metadata.shared, "griddepcontrol.wait" in compiled.asm["ptx"])
 
 
 if __name__ == "__main__":

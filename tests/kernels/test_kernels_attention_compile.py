@@ -44,7 +44,8 @@ def test_kernels_compile_and_fit(capability, shapes, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    reports = [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
+    reports = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
     assert len(reports) == 3 * len(shapes)
-    for name, shared in reports:
+    for name, shared, waits in reports:
         assert int(shared) <= SHARED_LIMIT[capability], name
+        assert waits == str(capability >= 90), name

@@ -11,12 +11,14 @@ import torch
 from attention_cases import Case, make
 
 from headrace.kernels import attention_twins
+from headrace.kernels.decode_splits import DecodeScratch
 
 pytestmark = pytest.mark.gpu
 
 triton = pytest.importorskip("triton", reason="the kernels need the triton package")
 decode_kernels = pytest.importorskip("headrace.kernels.decode_attention_triton")
 extend_kernels = pytest.importorskip("headrace.kernels.extend_attention_triton")
+norm_kernels = pytest.importorskip("headrace.kernels.norms_triton")
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 HEADS = [(4, 4), (6, 2), (8, 1), (32, 8)]
@@ -105,10 +107,7 @@ def test_long_extend_without_prefix(dtype, window):
 
 
 def compiled():
-    kernels = (
-        decode_kernels._decode_kernel,
-        extend_kernels._extend_kernel,
-    )
+    kernels = decode_kernels._decode_kernel, extend_kernels._extend_kernel
     device = torch.cuda.current_device()
     return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
 
@@ -159,3 +158,53 @@ def test_one_graph_serves_all_lengths_up_to_its_bound():
             *exact.decode_arguments(), **exact.options, lse=twin_lse
         )
         check(case, out, lse, twin, twin_lse)
+
+
+def test_a_chain_of_dependent_launches_is_ordered():
+    """A missing wait reads queries or parts that are not written yet, or overwrites parts in use.
+
+    Each layer's queries are the result of the one in front; all share one scratch, and every replay
+    must find its counters at 0.
+    """
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("dependent launch needs compute capability 9.0")
+    lens = (900, 1, 130, 0, 640, 17, 333, 64)
+    case = Case(seq_lens=lens, heads=(32, 8), dim=128, page=64, dtype=torch.bfloat16)
+    decode = make(case)
+    extend = make(replace(case, extend_lens=(1, 1, 1, 0, 1, 1, 1, 1)))
+    norm = torch.ones(128, dtype=torch.bfloat16, device="cuda")
+    place = {"batch": 8, "heads": 32, "splits": 16, "value_dim": 128}
+    scratch = DecodeScratch.allocate(**place, device=torch.device("cuda"))
+
+    def chain(pdl):
+        q, lengths = decode.q, extend.extend_arguments()[4:]
+        for layer in range(24):
+            q = norm_kernels.rms_norm(q, norm, eps=1e-6, pdl=pdl)
+            paged = (q, *decode.decode_arguments()[1:4])
+            if layer % 4 == 3:
+                q = extend_kernels.paged_extend(
+                    *paged, *lengths, **decode.options, max_extend=1, pdl=pdl
+                )
+            else:
+                splits = (1, 16, 8)[layer % 3]
+                q = decode_kernels.paged_decode(
+                    *paged,
+                    decode.seq_lens,
+                    **decode.options,
+                    splits=splits,
+                    scratch=scratch,
+                    pdl=pdl,
+                )
+        return q
+
+    expected = chain(pdl=False)
+    assert torch.equal(chain(pdl=True), expected)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(pdl=True)
+    for _ in range(50):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, expected)
+    assert not scratch.arrived.any()

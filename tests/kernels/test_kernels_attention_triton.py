@@ -220,6 +220,14 @@ def test_compiled_triton_on_the_cpu_is_refused(monkeypatch):
         decode(batch)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a Hopper GPU takes it")
+def test_dependent_launch_is_refused_where_there_is_none():
+    with pytest.raises(UnsupportedError, match="pdl=False"):
+        decode(make(Case(seq_lens=(2,))), pdl=True)
+    with pytest.raises(UnsupportedError, match="pdl=False"):
+        extend(make(Case(seq_lens=(2,), extend_lens=(1,))), pdl=True)
+
+
 def test_support_is_told_per_device(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     assert support_triton.triton_available() is None

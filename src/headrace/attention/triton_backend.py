@@ -22,6 +22,7 @@ from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 from headrace.kernels.decode_splits import MAX_SPLITS, DecodeScratch
 from headrace.kernels.support_triton import triton_available
 
+DEPENDENT_LAUNCH = (9, 0)  # compute capability from which kernels may overlap
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -80,6 +81,7 @@ class TritonBackend(AttentionBackend):
         kernels = "headrace.kernels"
         self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
+        self._pdl = _starts_early(device)
         self._max_seq_len = self._max_extend = 0
         self._scratch: DecodeScratch | None = None
         self._captured: list[DecodeScratch] = []
@@ -137,6 +139,7 @@ class TritonBackend(AttentionBackend):
             "sinks": layer.sinks,
             "out": out,
             "lse": lse,
+            "pdl": self._pdl,
         }
         result: Tensor
         if batch.extend_start is None:
@@ -163,3 +166,8 @@ class TritonBackend(AttentionBackend):
                 **habits,
             )
         return result
+
+
+def _starts_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one in front has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH

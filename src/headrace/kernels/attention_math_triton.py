@@ -6,13 +6,12 @@ hardware's own exponential.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.support_triton import triton_available
+from headrace.kernels.fused_math_triton import check_fused
 
 MAX_HEAD_DIM = 256
 MAX_PAGE = 128
@@ -126,22 +125,16 @@ def block_keys(row_bytes: int, block_bytes: int) -> int:
     return max(16, min(128, 1 << (fitting.bit_length() - 1)))
 
 
-def check_arguments(q: Tensor, k_cache: Tensor, v_cache: Tensor, outputs: list[Tensor]) -> None:
+def check_arguments(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, outputs: list[Tensor], *, pdl: bool
+) -> None:
     """Refuses what the kernels do not take; wrong shapes are our own bugs and only asserted.
 
     Raises:
-        UnsupportedError: device without a way to run Triton, dtype, head size or page size.
+        UnsupportedError: device without a way to run Triton, dtype, head size or page size, or
+            `pdl` before Hopper.
     """
-    if refusal := triton_available(q.device.type):
-        raise UnsupportedError(
-            f"Triton attention cannot run on {q.device.type}",
-            why=refusal.reason,
-            remedy=refusal.remedy,
-        )
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UnsupportedError(
-            f"Triton attention got {q.dtype}", why="it takes float32, bfloat16 and float16"
-        )
+    check_fused("Attention", q, pdl=pdl)
     page, kv_heads = k_cache.shape[1:3]
     if max(q.shape[2], v_cache.shape[3]) > MAX_HEAD_DIM:
         raise UnsupportedError(

@@ -29,7 +29,7 @@ from headrace.kernels.attention_math_triton import (
     softmax_step,
 )
 from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
-from headrace.kernels.fused_math_triton import next_power
+from headrace.kernels.fused_math_triton import begin, launch_options, next_power, wait
 from headrace.kernels.sampling_math_triton import last_to_arrive
 
 COMBINED_VALUES = 8192  # of the parts that a program reads at once: 64 registers of a thread
@@ -52,23 +52,26 @@ def paged_decode(
     max_seq_len: int | None = None,
     splits: int | None = None,
     scratch: DecodeScratch | None = None,
+    pdl: bool = False,
 ) -> Tensor:
-    """`attention_twins.paged_decode`, with the kernel's own two arguments.
+    """`attention_twins.paged_decode`, with the kernel's own arguments.
 
     Args:
         max_seq_len: host bound on `seq_lens` for the choice of splits; results do not depend on it.
         splits: programs per row and KV head; `decode_splits` chooses if absent. A constant makes a
             row's result the same bits in every batch.
         scratch: where splits meet; allocated if absent and needed.
+        pdl: programmatic dependent launch.
 
     Raises:
-        UnsupportedError: device, dtype, head size or page size the kernel does not take.
+        UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
+            before Hopper.
     """
     batch, heads, dim = q.shape
     page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     if out is None:
         out = q.new_empty(batch, heads, value_dim)
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])])
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
     if batch == 0:
         return out
     if splits is None:
@@ -117,8 +120,10 @@ def paged_decode(
         SPLITS_BLOCK=max(1, COMBINED_VALUES // group_parts),
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
+        PDL=pdl,
         num_warps=4,
         num_stages=2,  # more stages take shared memory from the neighbours, and gain nothing
+        **launch_options(pdl),
     )
     return out
 
@@ -157,14 +162,17 @@ def _decode_kernel(
     SPLITS_BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one row, one KV head, one split of the keys. Without `part_values` it is whole.
 
     The keys from the window's first to the row's last are cut into equal runs of whole blocks by
     the length on the device; a split past the end only says that it saw nothing, and arrives.
     """
+    begin(PDL)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
+    wait(PDL)  # lengths and page table are of this step too
     end = tl.load(seq_lens + row)
     first = 0
     if window is not None:

@@ -27,6 +27,7 @@ from headrace.kernels.attention_math_triton import (
     padded,
     softmax_step,
 )
+from headrace.kernels.fused_math_triton import begin, launch_options, wait
 
 BLOCK_BYTES = 32 * 1024  # of K and V in flight per pipeline stage
 TILE_ROWS = {2: 64, 4: 32}  # rows of a tile by bytes of an element
@@ -48,17 +49,22 @@ def paged_extend(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """`attention_twins.paged_extend`; padding rows of `out` are likewise left as they were.
 
+    Args:
+        pdl: programmatic dependent launch.
+
     Raises:
-        UnsupportedError: device, dtype, head size or page size the kernel does not take.
+        UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
+            before Hopper.
     """
     tokens, heads, dim = q.shape
     page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     if out is None:
         out = q.new_zeros(tokens, heads, value_dim)
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])])
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
     batch = extend_lens.shape[0]
     if batch == 0 or max_extend == 0 or tokens == 0:
         return out
@@ -92,8 +98,10 @@ def paged_extend(
         BLOCK=block_keys(row_bytes, BLOCK_BYTES),
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
+        PDL=pdl,
         num_warps=4,
         num_stages=2,
+        **launch_options(pdl),
     )
     return out
 
@@ -185,21 +193,24 @@ def _extend_kernel(
     BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one tile of queries, one KV head, one sequence."""
     QUERIES: tl.constexpr = ROWS // GROUP
+    begin(PDL)
     # Late tiles see the most keys: they start first, so that none of them is left alone at the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
+    wait(PDL)  # lengths and page table are of this step too
     queries = tl.load(extend_lens + sequence)
-    begin = tile * QUERIES
-    if begin >= queries:
+    begins = tile * QUERIES
+    if begins >= queries:
         return
     prefix = tl.load(prefix_lens + sequence)
-    last = tl.minimum(begin + QUERIES, queries)  # one past the tile's last query
+    last = tl.minimum(begins + QUERIES, queries)  # one past the tile's last query
 
     member = tl.arange(0, ROWS)
-    index = begin + member // GROUP
+    index = begins + member // GROUP
     head = kv_head * GROUP + member % GROUP
     exists = index < last
     token = (tl.load(extend_start + sequence) + index).to(tl.int64)
@@ -214,9 +225,9 @@ def _extend_kernel(
     first, stop = 0, prefix + last
     whole = 0
     if window is not None:
-        first = tl.maximum(prefix + begin - window + 1, 0)
+        first = tl.maximum(prefix + begins - window + 1, 0)
         whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK) * BLOCK
-    partial = tl.maximum((prefix + begin + 1) // BLOCK * BLOCK, whole)
+    partial = tl.maximum((prefix + begins + 1) // BLOCK * BLOCK, whole)
 
     keys = k_cache + kv_head * K_STRIDES[2]
     vals = v_cache + kv_head * V_STRIDES[2]
