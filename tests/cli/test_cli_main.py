@@ -16,7 +16,7 @@ from headrace.cli.sampling_flags import SAMPLING_HELP
 from headrace.config.engine_config import EngineConfig
 from headrace.request.sampling_params import SamplingParams
 
-VERBS = ("generate", "chat", "explain", "bench", "version")
+VERBS = ("generate", "chat", "explain", "verify", "bench", "version")
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -42,7 +42,7 @@ def test_help_imports_no_torch_and_is_quick() -> None:
     assert usage.ru_utime + usage.ru_stime < 0.3
 
 
-@pytest.mark.parametrize("verb", [("generate",), ("chat",), ("explain",), ("bench", "offline")])
+@pytest.mark.parametrize("verb", [("generate",), ("chat",), ("explain",), ("verify",), ("bench", "offline")])
 def test_every_engine_field_is_a_flag(verb, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(*verb, "--help")

@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     _generate(verbs)
     _chat(verbs)
     _explain(verbs)
+    _verify(verbs)
     _bench(verbs)
     version = _verb(
         verbs, "version", "print the versions of headrace and of what it runs on", "version:run"
@@ -122,6 +123,27 @@ def _explain(verbs: Verbs) -> None:
     _model(parser)
     parser.add_argument(
         "--assume-gpu", metavar="NAME", help=f"plan for: {', '.join(ASSUMED_HARDWARE)}"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_engine_flags(parser)
+
+
+def _verify(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs, "verify", "prove that paths and backends agree with float32 eager", "verify:run"
+    )
+    _model(parser)
+    parser.add_argument(
+        "--assume",
+        choices=("pairs", "nothing"),
+        default="pairs",
+        help="pairs: faults need at most two settings to come together, so a few combinations "
+        "hold every pair; nothing: run every combination",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="one prompt per line, a text or token ids like [5, 7]; seeded random ids by default",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_engine_flags(parser)

@@ -10,6 +10,7 @@ from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.outputs import RequestOutput
+from headrace.engine.prompts import Prompt, prompt_token_ids
 from headrace.models.decoder import CausalDecoder
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, settle
@@ -18,6 +19,7 @@ from headrace.testing.comparison import Tally, tolerance_of
 from headrace.testing.reference import Reference, Scored, exact_float32
 from headrace.testing.verify_report import Result, VerifyReport
 from headrace.testing.workload import GPU_LENGTHS, LENGTHS, NEW_TOKENS, Wave, random_prompts, waves
+from headrace.text.build import build_tokenizer
 
 RETRACT_EVERY = 3
 POOL_ROUNDS = 3  # times the workload's pages: cached prompts of both waves beside a running one
@@ -28,7 +30,7 @@ Run = list[tuple[Wave, list[RequestOutput]]]
 def verify(
     asked: EngineConfig,
     *,
-    prompts: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Prompt] | None = None,
     every_combination: bool = False,
     on_result: Callable[[Result, int, int], None] | None = None,
 ) -> VerifyReport:
@@ -36,7 +38,7 @@ def verify(
 
     Args:
         asked: the model and what is fixed; what was asked for by name does not vary.
-        prompts: token ids, in place of seeded random ones around the borders of pages.
+        prompts: texts or token ids, in place of seeded random ids around the borders of pages.
         every_combination: the whole product in place of one in which every pair of values occurs.
         on_result: called after each configuration with its result, its number and how many there
             are.
@@ -85,11 +87,12 @@ def verify(
     )
 
 
-def _prompts(settled: Settled, given: Sequence[Sequence[int]] | None) -> list[list[int]]:
+def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]]:
+    vocab_size = settled.persona.traits.vocab_size
     if given is not None:
-        if not given or not all(given):
-            raise RequestError("A prompt is empty", remedy="Give at least one token each")
-        return [list(prompt) for prompt in given]
+        source = settled.tokenizer_source
+        tokenizer = None if source is None else build_tokenizer(source)
+        return [list(prompt_token_ids(prompt, tokenizer, vocab_size)) for prompt in given]
     lengths = LENGTHS if settled.plan.device.value == "cpu" else GPU_LENGTHS
     room = settled.plan.max_model_len.value - NEW_TOKENS
     fitting = [length for length in lengths if length <= room]
@@ -98,8 +101,7 @@ def _prompts(settled: Settled, given: Sequence[Sequence[int]] | None) -> list[li
             f"No prompt fits into {settled.plan.max_model_len.value} tokens",
             remedy=f"Raise max_model_len to at least {NEW_TOKENS + 1}",
         )
-    traits = settled.persona.traits
-    return random_prompts(traits.vocab_size, fitting, settled.config.seed)
+    return random_prompts(vocab_size, fitting, settled.config.seed)
 
 
 def _with_room(asked: EngineConfig, work: Sequence[Wave]) -> EngineConfig:
