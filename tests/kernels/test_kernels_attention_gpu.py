@@ -176,26 +176,22 @@ def test_a_chain_of_dependent_launches_is_ordered():
     place = {"batch": 8, "heads": 32, "splits": 16, "value_dim": 128}
     scratch = DecodeScratch.allocate(**place, device=torch.device("cuda"))
 
+    decoded = {**decode.options, "scratch": scratch}
+    extended = {**decode.options, "max_extend": 1}
+    zeros = torch.zeros(24, *decode.q.shape, dtype=torch.bfloat16, device="cuda")
+
     def chain(pdl):
         q, lengths = decode.q, extend.extend_arguments()[4:]
         for layer in range(24):
             q = norm_kernels.rms_norm(q, norm, eps=1e-6, pdl=pdl)
             paged = (q, *decode.decode_arguments()[1:4])
             if layer % 4 == 3:
-                q = extend_kernels.paged_extend(
-                    *paged, *lengths, **decode.options, max_extend=1, pdl=pdl
-                )
+                named = {**extended, "out": zeros[layer], "pdl": pdl}
+                q = extend_kernels.paged_extend(*paged, *lengths, **named)
             else:
-                splits = (1, 16, 8)[layer % 3]
-                q = decode_kernels.paged_decode(
-                    *paged,
-                    decode.seq_lens,
-                    **decode.options,
-                    splits=splits,
-                    scratch=scratch,
-                    pdl=pdl,
-                )
-        return q
+                named = {**decoded, "splits": (1, 16, 8)[layer % 3], "pdl": pdl}
+                q = decode_kernels.paged_decode(*paged, decode.seq_lens, **named)
+        return q.clone()
 
     expected = chain(pdl=False)
     assert torch.equal(chain(pdl=True), expected)

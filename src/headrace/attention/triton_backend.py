@@ -1,5 +1,8 @@
 """The paged Triton kernels as a backend: one split-KV kernel for decode, one for extend.
 
+In a mixed step the decode rows come first; they go through the decode kernel, since each would
+occupy a whole tile of queries in the other.
+
 Importing this file needs no Triton; the kernels are imported when a backend is made.
 """
 
@@ -16,10 +19,11 @@ from headrace.base.decision import Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
-from headrace.kernels.decode_splits import MAX_SPLITS, DecodeScratch
+from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
 from headrace.kernels.support_triton import triton_available
 
 DEPENDENT_LAUNCH = (9, 0)  # compute capability from which kernels may overlap
@@ -82,8 +86,10 @@ class TritonBackend(AttentionBackend):
         self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
         self._pdl = _starts_early(device)
+        self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._max_seq_len = self._max_extend = 0
-        self._scratch: DecodeScratch | None = None
+        self._scratch: DecodeScratch | None = None  # of this step
+        self._eager: DecodeScratch | None = None
         self._captured: list[DecodeScratch] = []
 
     @classmethod
@@ -97,9 +103,14 @@ class TritonBackend(AttentionBackend):
         return Refusal(subject="triton", reason=reason, remedy="pip install 'headrace[cuda]'")
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
-        self._max_seq_len = max(batch.bounds.seq_lens, default=0)
-        self._max_extend = max(batch.bounds.extend_lens, default=0)
-        self._scratch = None
+        rows = _decode_rows(batch)
+        self._decode_rows = rows
+        self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
+        self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
+        need = self._need(rows, self._max_seq_len)
+        if need["splits"] > 1 and not (self._eager and self._eager.holds(**need)):
+            self._eager = DecodeScratch.allocate(**need, device=self.device)
+        self._scratch = self._eager
 
     def prepare_metadata_in_graph(self, batch: ForwardBatch) -> None:
         """The graph serves every length: the splits are those of the longest."""
@@ -111,13 +122,20 @@ class TritonBackend(AttentionBackend):
 
         Scratch that an earlier graph holds is kept as long as the backend.
         """
-        heads, value_dim = self.attention.num_heads, self.attention.v_head_dim
-        need = {"batch": bucket.sequences, "heads": heads, "splits": MAX_SPLITS}
-        if self._captured and self._captured[-1].holds(**need, value_dim=value_dim):
-            return
-        self._captured.append(
-            DecodeScratch.allocate(**need, value_dim=value_dim, device=self.device)
+        need = self._need(bucket.sequences, self.max_model_len)
+        if not (self._captured and self._captured[-1].holds(**need)):
+            self._captured.append(DecodeScratch.allocate(**need, device=self.device))
+
+    def _need(self, rows: int, max_seq_len: int) -> dict[str, int]:
+        """Sizes of the scratch of a decode; a layer's window asks for no more."""
+        splits = decode_splits(
+            batch=rows,
+            kv_heads=self.attention.num_kv_heads,
+            max_seq_len=max_seq_len,
+            multiprocessors=multiprocessors(self.device),
         )
+        heads, value_dim = self.attention.num_heads, self.attention.v_head_dim
+        return {"batch": rows, "heads": heads, "splits": splits, "value_dim": value_dim}
 
     def forward(
         self,
@@ -137,35 +155,55 @@ class TritonBackend(AttentionBackend):
             "window": layer.window,
             "soft_cap": layer.soft_cap,
             "sinks": layer.sinks,
-            "out": out,
-            "lse": lse,
             "pdl": self._pdl,
         }
-        result: Tensor
+        decode = habits | {"max_seq_len": self._max_seq_len, "scratch": self._scratch}
         if batch.extend_start is None:
-            result = self._decode(
-                q,
+            result: Tensor = self._decode(
+                q, keys, values, table, batch.seq_lens, **decode, out=out, lse=lse
+            )
+            return result
+        assert batch.extend_lens is not None
+        assert batch.prefix_lens is not None
+        if out is None:
+            out = q.new_zeros(*q.shape[:2], values.shape[3])
+        rows = self._decode_rows
+        if rows > 0:
+            self._decode(
+                q[:rows],
                 keys,
                 values,
-                table,
-                batch.seq_lens,
-                max_seq_len=self._max_seq_len,
-                scratch=self._scratch,
-                **habits,
+                table[:rows],
+                batch.seq_lens[:rows],
+                **decode,
+                out=out[:rows],
+                lse=None if lse is None else lse[:rows],
             )
-        else:
-            result = self._extend(
-                q,
-                keys,
-                values,
-                table,
-                batch.extend_start,
-                batch.extend_lens,
-                batch.prefix_lens,
-                max_extend=self._max_extend,
-                **habits,
-            )
-        return result
+        self._extend(
+            q,
+            keys,
+            values,
+            table[rows:],
+            batch.extend_start[rows:],
+            batch.extend_lens[rows:],
+            batch.prefix_lens[rows:],
+            **habits,
+            max_extend=self._max_extend,
+            out=out,
+            lse=lse,
+        )
+        return out
+
+
+def _decode_rows(batch: ForwardBatch) -> int:
+    """How many rows go through the decode kernel: all, or those in front with one new token.
+
+    Row i of them has token i. A prompt's last token behind them is such a row as well.
+    """
+    new_tokens = batch.bounds.extend_lens
+    if batch.mode is not ForwardMode.MIXED:
+        return len(new_tokens) if batch.mode.is_decode else 0
+    return next((row for row, new in enumerate(new_tokens) if new != 1), len(new_tokens))
 
 
 def _starts_early(device: torch.device) -> bool:
