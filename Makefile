@@ -50,6 +50,8 @@ gpu-test: ## tests that need a CUDA device
 # Where gpu-bench leaves its JSON lines, and the seconds one part of it may take.
 OUT ?= build/bench
 GPU_BENCH_LIMIT ?= 170
+# Parts to run, by the names gpu-bench prints; all by default.
+PARTS ?=
 # Wheels that are not installed may be on PYTHONPATH already.
 GPU_HEADRACE = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" timeout $(GPU_BENCH_LIMIT) \
 	$(GPU_PYTHON) -m headrace.cli.main
@@ -57,7 +59,9 @@ GPU_HEADRACE = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" timeout $(GPU_BENCH
 gpu-bench: ## every table of docs/performance.md on a CUDA device, within 8 minutes
 	@mkdir -p "$(OUT)"; failed=""; \
 	part() { \
-		name=$$1; shift; began=$$SECONDS; echo; echo "== $$name: headrace bench $$*"; \
+		name=$$1; shift; \
+		if [ -n "$(PARTS)" ] && [[ " $(PARTS) " != *" $$name "* ]]; then return; fi; \
+		began=$$SECONDS; echo; echo "== $$name: headrace bench $$*"; \
 		$(GPU_HEADRACE) bench "$$@" --device cuda --json 2>&1 >"$(OUT)/$$name.jsonl" || failed="$$failed $$name"; \
 		echo "== $$name: $$((SECONDS - began)) s"; \
 	}; \

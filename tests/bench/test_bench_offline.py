@@ -81,5 +81,6 @@ def test_table_shows_medians_and_ratios() -> None:
         ]
     )
     lines = shown.splitlines()
-    assert lines[1].split()[-4:] == ["tokens/s", "5.0", "2.5", "2.00"]
-    assert lines[2].split()[-2:] == ["ms", "250.0"]
+    assert lines[1].split()[-5:] == ["out", "tokens/s", "5.0", "2.5", "2.00"]
+    assert lines[2].split() == ["in+out/s", "13.0", "6.5", "2.00"]  # 2 x (8 + 5) tokens
+    assert lines[3].split()[-2:] == ["ms", "250.0"]

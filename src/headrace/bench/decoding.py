@@ -13,16 +13,25 @@ if TYPE_CHECKING:
     from headrace.llm import LLM
 
 SETTLING_TURNS = 4  # turns in which every row decodes, before anything is measured
+SPARE_TURNS = 4  # a step in flight, and prompts cut in two
 
 
 def check_room(llm: "LLM", batch: int, length: int) -> None:
     """Refuse a batch whose sequences cannot all run at once, each with `length` tokens.
 
     Raises:
-        ConfigError: more sequences than the plan lets run. CapacityError: too little KV.
+        ConfigError: more sequences, or longer ones, than the plan allows.
+        CapacityError: too little KV.
     """
     runner = llm.engine.worker.runner
     allowed, page = runner.plan.max_running_requests.value, runner.plan.page_size.value
+    longest = runner.plan.max_model_len.value
+    if length > longest:
+        raise ConfigError(
+            f"Sequences of {length} tokens are needed",
+            why=f"the context holds {longest} tokens (max_model_len)",
+            remedy="Take a smaller context, fewer tokens or fewer traced turns",
+        )
     if batch > allowed:
         raise ConfigError(
             f"A batch of {batch} cannot run at once",
@@ -36,6 +45,15 @@ def check_room(llm: "LLM", batch: int, length: int) -> None:
             why=f"{runner.kv_budget.tokens:,} fit ({runner.kv_budget.reason})",
             remedy="Take a smaller batch or context, or raise max_total_tokens or mem_fraction",
         )
+
+
+def output_len(llm: "LLM", batch: int, input_len: int, turns: int) -> int:
+    """Tokens that a row may make until every row has decoded for `turns` turns.
+
+    Early rows decode while late prompts are still read; none may end before the last turn.
+    """
+    chunk = llm.engine.worker.runner.plan.chunked_prefill_size.value
+    return -(-batch * input_len // chunk) + SETTLING_TURNS + turns + SPARE_TURNS
 
 
 class Decoding:
@@ -55,17 +73,14 @@ class Decoding:
         self._engine = llm.engine
         self._counts = self._engine.scheduler.counts
         self._batch, self._input_len = len(prompts), len(prompts[0])
-        chunk = self._engine.worker.runner.plan.chunked_prefill_size.value
-        filling = -(-self._batch * self._input_len // chunk)
-        # Early rows decode while late prompts are still read; none may end before the last turn.
-        output_len = filling + SETTLING_TURNS + turns + 4
-        check_room(llm, self._batch, self._input_len + output_len)
+        max_tokens = output_len(llm, self._batch, self._input_len, turns)
+        check_room(llm, self._batch, self._input_len + max_tokens)
         self._before = self._counts["output_tokens"]
         self._handles = [
             self._engine.add(
                 prompt,
                 SamplingParams(
-                    **{"temperature": 0.0, **each}, max_tokens=output_len, ignore_eos=True
+                    **{"temperature": 0.0, **each}, max_tokens=max_tokens, ignore_eos=True
                 ),
             )
             for prompt, each in zip(prompts, params, strict=True)

@@ -68,6 +68,7 @@ def capture_all(runner: "ModelRunner") -> int | None:
 
     with torch.inference_mode():
         path.capture_all()
+    torch.cuda.synchronize()
     return len(path.prepare().seconds)
 
 

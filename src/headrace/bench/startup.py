@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from headrace.base.env import child_environment
 from headrace.base.errors import HeadraceError
+from headrace.bench.shapes import shown_name
 
 # Where compilers keep what they made: Triton, torch.compile, and the driver's own compiler.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -86,11 +87,11 @@ def _start(
         status = process.wait()
     if status or not told:
         raise HeadraceError(
-            f"A fresh process with {options['model']} ended with status {status}",
+            f"A fresh process with {shown_name(options['model'])} ended with status {status}",
             why="its own words are above",
         )
     return Start(
-        model=options["model"],
+        model=shown_name(options["model"]),
         cache=cache,
         hardware=told["hardware"],
         dtype=told["dtype"],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.bench.ceilings import Ceilings
 from headrace.bench.contestants import Headrace
-from headrace.bench.decoding import Decoding, check_room
+from headrace.bench.decoding import Decoding, check_room, output_len
 from headrace.bench.floor import decode_floor, prefill_floor
 from headrace.bench.load import Load, Prompts
 from headrace.bench.trace import WARM_TURNS, TraceReport, trace_turns
@@ -157,8 +157,11 @@ class StepBench:
         self._dtypes = {"dtype": plan.dtype.value, "kv_dtype": plan.kv_cache_dtype.value}
         self._traced = plan.device.value == "cuda" and work.trace_turns > 0
         self._first_tokens: dict[int, tuple[float, ...]] = {}
-        for batch in {*work.batches, *work.prefills}:
-            check_room(llm, batch, work.context + work.output_len)
+        for batch in work.prefills:
+            check_room(llm, batch, work.context + 2)
+        for batch in work.batches:
+            made = max(work.output_len, output_len(llm, batch, work.context, self._turns))
+            check_room(llm, batch, work.context + made)
 
     def measure(self) -> Iterator[Decode | Prefill]:
         for batch in self._work.batches:
@@ -192,8 +195,7 @@ class StepBench:
 
     def _steady(self, batch: int) -> Steady:
         prompts = self._prompts(batch, self._work.repeats)
-        traced = WARM_TURNS + self._work.trace_turns if self._traced else 0
-        with Decoding(self._llm, prompts, [{}] * batch, STEADY_TURNS + traced) as decoding:
+        with Decoding(self._llm, prompts, [{}] * batch, self._turns) as decoding:
             before, started = self._path_counts(), decoding.context
             seconds = tuple(decoding.turn() for _ in range(STEADY_TURNS))
             taken = self._path_counts() - before
@@ -210,6 +212,11 @@ class StepBench:
             refused=tuple(reason for _, reason in taken if reason),
             trace=trace,
         )
+
+    @property
+    def _turns(self) -> int:
+        """Of one batch: those that are timed, then those that are traced."""
+        return STEADY_TURNS + (WARM_TURNS + self._work.trace_turns if self._traced else 0)
 
     def _mixed_trace(self, batch: int) -> TraceReport:
         """One row that samples by top-p and one that asks for logprobs; a single row does both."""
@@ -302,7 +309,9 @@ def _decode_line(entry: Decode) -> str:
 
 
 def _gap(trace: TraceReport | None) -> str:
-    return "-" if trace is None else f"{trace.gap:.1f}"
+    if trace is None:
+        return "-"
+    return "unseen" if trace.gap is None else f"{trace.gap:.1f}"
 
 
 def _refusals(decodes: Sequence[Decode]) -> Iterator[str]:

@@ -35,15 +35,15 @@ class TraceReport:
     calls: Mapping[str, int]
 
     @property
-    def gap(self) -> float:
-        """Median, microseconds."""
-        return median(self.gaps)
+    def gap(self) -> float | None:
+        """Median, microseconds; `None` where the profiler saw no kernel."""
+        return median(self.gaps) if self.gaps else None
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "turns": self.turns,
             "gap_us": self.gap,
-            "longest_gap_us": max(self.gaps),
+            "longest_gap_us": max(self.gaps, default=None),
             "calls": dict(self.calls),
         }
 

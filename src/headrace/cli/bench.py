@@ -89,7 +89,6 @@ def step(arguments: argparse.Namespace) -> int:
 
 
 def startup(arguments: argparse.Namespace) -> int:
-    from headrace.bench.shapes import shown_name
     from headrace.bench.startup import measure_starts, table
 
     _take_shape(arguments)
@@ -102,9 +101,9 @@ def startup(arguments: argparse.Namespace) -> int:
         graphs=arguments.graphs,
     ):
         found.append(entry)
-        _line(arguments, entry.as_dict() | {"model": shown_name(entry.model)})
+        _line(arguments, entry.as_dict())
     last = found[-1]
-    setting = f"{shown_name(last.model)}, {last.dtype}, {last.hardware}, fresh processes"
+    setting = f"{last.model}, {last.dtype}, {last.hardware}, fresh processes"
     _show(arguments, f"{setting}\n{table(found)}")
     return 0
 
