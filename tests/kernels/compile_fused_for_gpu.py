@@ -47,22 +47,13 @@ def launches(kind: torch.dtype, pdl: bool) -> Any:
     yield "_norm_kernel", norms_triton.rms_norm(few.view(8, 32, 128), norm[:128], eps=0.0, pdl=pdl)
     yield "_norm_kernel", norms_triton.add_rms_norm(few, few, norm, eps=0.0, pdl=pdl)
     yield "_gate_kernel", gated_activation_triton.gated_activation(few, pdl=pdl)
-    cache = torch.empty(4, 64, 8, 128, dtype=kind)
-    index, table = torch.zeros(8, dtype=torch.int64), torch.empty(100, 128)
-    yield (
-        "_rope_kernel",
-        norm_rope_write_triton.norm_rope_write(
-            torch.empty(8, 48 * 128, dtype=kind),
-            table,
-            index,
-            cache,
-            cache,
-            index,
-            q_norm=norm[:128],
-            k_norm=norm[:128],
-            pdl=pdl,
-        ),
-    )
+    cache, table = torch.empty(4, 64, 8, 128, dtype=kind), torch.empty(100, 128)
+    for tokens in (8, 1024):  # one token a program, and several
+        index = torch.zeros(tokens, dtype=torch.int64)
+        qkv = torch.empty(tokens, 48 * 128, dtype=kind)
+        arguments = (qkv, table, index, cache, cache, index)
+        norms = {"q_norm": norm[:128], "k_norm": norm[:128], "pdl": pdl}
+        yield "_rope_kernel", norm_rope_write_triton.norm_rope_write(*arguments, **norms)
 
 
 def main(capability: int, *dtypes: str) -> None:

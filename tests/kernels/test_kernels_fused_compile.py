@@ -36,7 +36,7 @@ def test_fused_kernels_compile_and_fit(capability, dtypes, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     reports = [line.split(" ") for line in done.stdout.splitlines()]
-    assert len(reports) == 7 * len(dtypes)
+    assert len(reports) == 8 * len(dtypes)
     for name, shared, waits in reports:
         assert int(shared) <= SHARED_LIMIT[capability], name
         assert waits == str(capability >= 90), name

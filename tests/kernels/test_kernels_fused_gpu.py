@@ -49,6 +49,9 @@ HEADS = [
     for tokens, heads, dim, rotary, page in (
         (1, (32, 8), 128, None, 64),
         (300, (16, 8), 128, None, 16),
+        (700, (32, 8), 128, None, 64),  # several tokens a program
+        (515, (9, 3), 64, 48, 1),
+        (521, (3, 1), 256, None, 8),
         (17, (9, 3), 64, None, 1),
         (5, (4, 1), 256, None, 32),
         (33, (6, 2), 80, 32, 8),

@@ -4,6 +4,7 @@ The full matrix is in `test_kernels_fused_gpu.py`.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,6 +122,24 @@ def test_gated_activation(activation, dtype):
 @pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
 def test_norm_rope_write(case):
     check_heads(case, rope_kernels.norm_rope_write, norm_rope_write.norm_rope_write)
+
+
+@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
+def test_norm_rope_write_of_many_tokens(case, monkeypatch):
+    """Tiles of several tokens, the last one not full."""
+    monkeypatch.setattr(rope_kernels, "MANY_TOKENS", 3)
+    monkeypatch.setattr(rope_kernels, "TILE_VALUES", 2 * rope_kernels.next_power(case.dim))
+    case = replace(case, tokens=case.tokens | 1)
+    tile = rope_kernels.tile_tokens(case.tokens, max(case.dim, case.value_dim or 0))
+    assert tile == (1 if case.value_dim else 2)
+    check_heads(case, rope_kernels.norm_rope_write, norm_rope_write.norm_rope_write)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dim", "tile"), [(1, 128, 1), (511, 64, 1), (512, 128, 16), (4096, 256, 8)]
+)
+def test_programs_take_several_tokens_where_there_are_many(tokens, dim, tile):
+    assert rope_kernels.tile_tokens(tokens, dim) == tile
 
 
 def test_no_tokens_are_no_launch():

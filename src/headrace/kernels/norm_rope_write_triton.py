@@ -15,7 +15,9 @@ from headrace.kernels.fused_math_triton import (
     wait,
 )
 
-HEADS = 4  # of a program; a warp each
+HEADS = 4  # of a program
+MANY_TOKENS = 512  # from here on a program takes several tokens
+TILE_VALUES = 2048  # of one head in a program: registers for a few loads in flight per thread
 
 
 def norm_rope_write(
@@ -56,7 +58,8 @@ def norm_rope_write(
     assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
     if tokens > 0:
         programs = triton.cdiv(heads, HEADS) + 2 * triton.cdiv(kv_heads, HEADS)
-        _rope_kernel[(tokens, programs)](
+        tile = tile_tokens(tokens, max(dim, value_dim))
+        _rope_kernel[(programs, triton.cdiv(tokens, tile))](
             qkv,
             cos_sin,
             positions,
@@ -67,6 +70,7 @@ def norm_rope_write(
             k_norm,
             out,
             eps,
+            tokens,
             qkv.stride(0),
             HEADS=heads,
             KV_HEADS=kv_heads,
@@ -80,6 +84,7 @@ def norm_rope_write(
             K_STRIDES=k_cache.stride()[:3],
             V_STRIDES=v_cache.stride()[:3],
             BLOCK=HEADS,
+            TOKENS=tile,
             PDL=pdl,
             num_warps=4,
             **launch_options(pdl),
@@ -87,7 +92,15 @@ def norm_rope_write(
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def tile_tokens(tokens: int, dim: int) -> int:
+    """Tokens of a program: one where a step has few, so that they spread over the device."""
+    return 1 if tokens < MANY_TOKENS else min(16, TILE_VALUES // next_power(dim))
+
+
+@triton.jit(
+    do_not_specialize=["tokens"],
+    do_not_specialize_on_alignment=["positions", "slots"],
+)
 def _rope_kernel(
     qkv,
     cos_sin,
@@ -99,6 +112,7 @@ def _rope_kernel(
     k_norm,
     out,
     eps,
+    tokens,
     qkv_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -112,32 +126,42 @@ def _rope_kernel(
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one token, BLOCK heads of q, of k or of v."""
+    """One program: TOKENS tokens, BLOCK heads of q, of k or of v, as [BLOCK, TOKENS, columns].
+
+    Heads are the slowest dimension: a thread holds the angles of its token for all of them.
+    """
     Q_PROGRAMS: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     K_PROGRAMS: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
-    token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    member = tl.arange(0, BLOCK)[:, None]
+    program = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    exists = token < tokens
+    member = tl.arange(0, BLOCK)[:, None, None]
     begin(PDL)
     wait(PDL)
+    position = tl.load(positions + token, mask=exists, other=0)
+    slot = tl.load(slots + token, mask=exists, other=0)
+    exists, token = exists[None, :, None], token[None, :, None]
     row = qkv + token * qkv_stride
-    angles = cos_sin + tl.load(positions + token) * ROTARY
-    slot = tl.load(slots + token)
-    page, place = slot // PAGE, slot % PAGE
+    angles = cos_sin + position[None, :, None] * ROTARY
+    page, place = (slot // PAGE)[None, :, None], (slot % PAGE)[None, :, None]
     if program < Q_PROGRAMS:
         head = program * BLOCK + member
+        live = exists & (head < HEADS)
         start, target = row + head * DIM, out + (token * HEADS + head) * DIM
-        _turn(start, target, head < HEADS, q_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+        _turn(start, target, live, q_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
     elif program < Q_PROGRAMS + K_PROGRAMS:
         head = (program - Q_PROGRAMS) * BLOCK + member
+        live = exists & (head < KV_HEADS)
         start = row + (HEADS + head) * DIM
         target = k_cache + page * K_STRIDES[0] + place * K_STRIDES[1] + head * K_STRIDES[2]
-        _turn(start, target, head < KV_HEADS, k_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+        _turn(start, target, live, k_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
     else:
         head = (program - Q_PROGRAMS - K_PROGRAMS) * BLOCK + member
-        column = tl.arange(0, VALUE_PAD)[None, :]
-        mask = (head < KV_HEADS) & (column < VALUE_DIM)
+        column = tl.arange(0, VALUE_PAD)[None, None, :]
+        mask = exists & (head < KV_HEADS) & (column < VALUE_DIM)
         start = row + (HEADS + KV_HEADS) * DIM + head * VALUE_DIM
         target = v_cache + page * V_STRIDES[0] + place * V_STRIDES[1] + head * V_STRIDES[2]
         v = tl.load(start + column, mask=mask, other=0.0)
@@ -157,24 +181,26 @@ def _turn(
     HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr,
 ):
-    """Norms and turns the heads at `start` [BLOCK, 1] and stores them at `target` where `live`.
+    """Norms and turns the heads at `start` [BLOCK, TOKENS, 1] and stores them at `target`.
+
+    Where not `live` nothing is read or written. `angles` [1, TOKENS, 1].
 
     A head is three pieces: the two halves that turn into each other, and the rest.
     """
     HALF: tl.constexpr = ROTARY // 2
-    column = tl.arange(0, HALF_PAD)[None, :]
+    column = tl.arange(0, HALF_PAD)[None, None, :]
     inside = column < HALF
     mask = live & inside
     first = tl.load(start + column, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(start + HALF + column, mask=mask, other=0.0).to(tl.float32)
-    squares = tl.sum(first * first + second * second, 1)  # [BLOCK]
+    squares = tl.sum(first * first + second * second, 2)  # [BLOCK, TOKENS]
     if DIM > ROTARY:
-        rest_column = ROTARY + tl.arange(0, REST_PAD)[None, :]
+        rest_column = ROTARY + tl.arange(0, REST_PAD)[None, None, :]
         rest_inside = rest_column < DIM
         rest = tl.load(start + rest_column, mask=live & rest_inside, other=0.0).to(tl.float32)
-        squares += tl.sum(rest * rest, 1)
+        squares += tl.sum(rest * rest, 2)
     if weight is not None:
-        rstd = tl.rsqrt(squares / DIM + eps)[:, None]
+        rstd = tl.rsqrt(squares / DIM + eps)[:, :, None]
         first *= rstd * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         second *= rstd * tl.load(weight + HALF + column, mask=inside, other=0.0).to(tl.float32)
         if DIM > ROTARY:
