@@ -86,6 +86,7 @@ def _panel(panel: Any, name: str, entries: Lines) -> None:
     panel.set_yscale("log")
     panel.set_xticks(batches, [str(batch) for batch in batches])
     panel.minorticks_off()
+    panel.margins(0.1, 0.12)
     panel.set_title(name)
     panel.set_xlabel(f"sequences, context about {entries[0]['context']:.0f}")
     panel.set_ylabel("milliseconds")
