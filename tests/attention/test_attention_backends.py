@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_batches import Case, check, make_scene, run
 
 from headrace.attention import triton_backend
 from headrace.attention.backend import AttentionBackend
@@ -20,6 +19,7 @@ from headrace.batch.facts import Bucket
 from headrace.config.hardware import Hardware, assumed_hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 from headrace.kernels.support_triton import triton_available
+from headrace.testing.paged_batches import Case, check, make_scene, run
 
 NEED = AttentionNeed(
     phase=Phase.DECODE,

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_batches import Case, check, make_batch, make_scene, run
 
 from headrace.attention import native_math, native_tiles
 from headrace.attention.native_tiles import make_tiles
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import UnsupportedError
 from headrace.batch.facts import Bucket
+from headrace.testing.paged_batches import Case, check, make_batch, make_scene, run
 
 LENGTHS = [1, 15, 16, 17, 200]
 DECODE = [(length - 1, 1) for length in LENGTHS]

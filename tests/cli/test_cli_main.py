@@ -42,7 +42,9 @@ def test_help_imports_no_torch_and_is_quick() -> None:
     assert usage.ru_utime + usage.ru_stime < 0.3
 
 
-@pytest.mark.parametrize("verb", [("generate",), ("chat",), ("explain",), ("verify",), ("bench", "offline")])
+@pytest.mark.parametrize(
+    "verb", [("generate",), ("chat",), ("explain",), ("verify",), ("bench", "offline")]
+)
 def test_every_engine_field_is_a_flag(verb, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(*verb, "--help")

@@ -10,9 +10,11 @@ from headrace.attention.backend import AttentionBackend
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
+from headrace.batch.protocols import KvPool
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 
 NAN = float("nan")
+SPARE_PAGES = 3
 
 
 @dataclass(kw_only=True)
@@ -35,7 +37,7 @@ class Pool:
 class Layer:
     """An attention layer as backends see it."""
 
-    pool: Pool
+    pool: KvPool
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -77,6 +79,24 @@ class Case:
     def tokens(self) -> int:
         return sum(new for _, new in self.rows) + self.padding
 
+    @property
+    def group(self) -> KvGroupTraits:
+        kind = KvKind.FULL if self.window is None else KvKind.WINDOW
+        return KvGroupTraits(name="full", kind=kind, window=self.window, layers=(0,))
+
+    @property
+    def attention(self) -> AttentionTraits:
+        (heads, kv_heads), (dim, v_dim) = self.heads, self.dims
+        return AttentionTraits(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            v_head_dim=v_dim,
+            scale=dim**-0.5,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
+        )
+
 
 @dataclass(kw_only=True)
 class Scene:
@@ -89,28 +109,17 @@ class Scene:
     expected: Tensor  # [T, N, Dv] float64
     expected_lse: Tensor  # [T, N] float64
     live: Tensor  # [T] bool, tokens whose result counts
+    fresh: tuple[Tensor, Tensor]  # k [T, K, D] and v [T, K, Dv] of the new tokens
 
-    def backend(self, kind: type[AttentionBackend]) -> AttentionBackend:
-        case, layer = self.case, self.layer
+    def backend(self, kind: type[AttentionBackend], *, longest: int = 1) -> AttentionBackend:
+        """A backend for this batch and others like it, of up to `longest` tokens a row."""
+        case = self.case
         return kind(
-            group=KvGroupTraits(
-                name="full",
-                kind=KvKind.FULL if case.window is None else KvKind.WINDOW,
-                window=case.window,
-                layers=(0,),
-            ),
-            attention=AttentionTraits(
-                num_heads=layer.num_heads,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                v_head_dim=layer.v_head_dim,
-                scale=layer.scale,
-                soft_cap=layer.soft_cap,
-                sinks=case.sinks,
-            ),
+            group=case.group,
+            attention=case.attention,
             page_size=case.page_size,
             max_sequences=max(1, len(case.rows)),
-            max_model_len=max((prefix + new for prefix, new in case.rows), default=1),
+            max_model_len=max(longest, *(prefix + new for prefix, new in case.rows), 1),
             dtype=case.dtype,
             device=torch.device(case.device),
         )
@@ -120,67 +129,88 @@ def make_scene(case: Case) -> Scene:
     """A batch over a pool that is NaN but for the keys that some live query may see."""
     draw = torch.Generator().manual_seed(case.seed)
     (heads, kv_heads), (dim, v_dim) = case.heads, case.dims
-    page = case.page_size
-    totals = [prefix + new for prefix, new in case.rows]
-    widths = [-(-total // page) for total in totals]
-    pages = 1 + sum(widths) + 3
-    keys = torch.full((pages, page, kv_heads, dim), NAN, dtype=torch.float64)
-    values = torch.full((pages, page, kv_heads, v_dim), NAN, dtype=torch.float64)
     kv_dtype = case.kv_dtype or case.dtype
-    order = torch.randperm(pages - 1, generator=draw) if case.shuffled else torch.arange(pages - 1)
-    free = (order + 1).tolist()
-    # Past a row's pages the table holds free pages, full of NaN.
-    table = torch.full((len(case.rows), max(widths, default=1) + 2), free[-1], dtype=torch.int32)
+    owned, spare = _deal_pages(case, draw)
+    pool = _empty_pool(case, 1 + sum(map(len, owned)) + len(spare))
+    # Past a row's pages the table holds spare pages, full of NaN.
+    width = max(map(len, owned), default=1) + 2
+    table = torch.tensor([[*own, *spare * width][:width] for own in owned], dtype=torch.int32)
+    layer = _layer(case, pool, draw)
     q = torch.full((case.tokens, heads, dim), NAN, dtype=case.dtype)
+    fresh = (
+        torch.full((case.tokens, kv_heads, dim), NAN, dtype=kv_dtype),
+        torch.full((case.tokens, kv_heads, v_dim), NAN, dtype=kv_dtype),
+    )
     expected = torch.zeros(case.tokens, heads, v_dim, dtype=torch.float64)
     expected_lse = torch.full((case.tokens, heads), -math.inf, dtype=torch.float64)
     live = torch.zeros(case.tokens, dtype=torch.bool)
-    sinks = torch.randn(heads, generator=draw) if case.sinks else None
-    scale = dim**-0.5
-    layer = Layer(
-        pool=Pool(page_size=page, keys=keys, values=values),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        v_head_dim=v_dim,
-        scale=scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=sinks,
-    )
     start = 0
     for index, (prefix, new) in enumerate(case.rows):
-        total = totals[index]
-        own, free = free[: widths[index]], free[widths[index] :]
-        table[index, : widths[index]] = torch.tensor(own, dtype=torch.int32)
+        total, span = prefix + new, slice(start, start + new)
         k = torch.randn(total, kv_heads, dim, generator=draw).to(kv_dtype).double()
         v = torch.randn(total, kv_heads, v_dim, generator=draw).to(kv_dtype).double()
-        fresh = torch.randn(new, heads, dim, generator=draw).to(case.dtype)
-        q[start : start + new] = fresh
+        q[span] = torch.randn(new, heads, dim, generator=draw).to(case.dtype)
+        if total > 0:
+            fresh[0][span], fresh[1][span] = k[prefix:], v[prefix:]
         if index not in case.ended and total > 0:
-            out, lse = reference(fresh.double(), k, v, prefix, layer)
-            span = slice(start, start + new)
+            out, lse = reference(q[span].double(), k, v, prefix, layer)
             expected[span], expected_lse[span], live[span] = out, lse, True
         # Keys that fell out of the window of every query stay NaN, as a window pool may leave them;
         # so does the last token of a row that has ended: its slot was never written.
         oldest = prefix - (index in case.ended)
         low = 0 if case.window is None else max(0, oldest - case.window + 1)
         for position in range(low, total - (index in case.ended)):
-            keys[own[position // page], position % page] = k[position]
-            values[own[position // page], position % page] = v[position]
+            page, place = owned[index][position // case.page_size], position % case.page_size
+            pool.keys[page, place], pool.values[page, place] = k[position], v[position]
         start += new
-    layer.pool.keys = keys.to(kv_dtype).to(case.device)
-    layer.pool.values = values.to(kv_dtype).to(case.device)
+    pool.keys = pool.keys.to(case.device, kv_dtype)
+    pool.values = pool.values.to(case.device, kv_dtype)
     if layer.sinks is not None:
         layer.sinks = layer.sinks.to(case.device)
     return Scene(
         case=case,
         layer=layer,
-        batch=make_batch(case, table.to(case.device)),
+        batch=make_batch(case, table.view(len(case.rows), width).to(case.device)),
         q=q.to(case.device),
         expected=expected,
         expected_lse=expected_lse,
         live=live,
+        fresh=(fresh[0].to(case.device), fresh[1].to(case.device)),
+    )
+
+
+def _deal_pages(case: Case, draw: torch.Generator) -> tuple[list[list[int]], list[int]]:
+    """The pages of each row, and a few that belong to nobody."""
+    widths = [-(-(prefix + new) // case.page_size) for prefix, new in case.rows]
+    count = sum(widths) + SPARE_PAGES
+    order = torch.randperm(count, generator=draw) if case.shuffled else torch.arange(count)
+    pages = iter((order + 1).tolist())
+    owned = [[next(pages) for _ in range(width)] for width in widths]
+    return owned, list(pages)
+
+
+def _empty_pool(case: Case, pages: int) -> Pool:
+    (_, kv_heads), (dim, v_dim) = case.heads, case.dims
+    shape = (pages, case.page_size, kv_heads)
+    return Pool(
+        page_size=case.page_size,
+        keys=torch.full((*shape, dim), NAN, dtype=torch.float64),
+        values=torch.full((*shape, v_dim), NAN, dtype=torch.float64),
+    )
+
+
+def _layer(case: Case, pool: Pool, draw: torch.Generator) -> Layer:
+    (heads, kv_heads), (dim, v_dim) = case.heads, case.dims
+    return Layer(
+        pool=pool,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        v_head_dim=v_dim,
+        scale=dim**-0.5,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=torch.randn(heads, generator=draw) if case.sinks else None,
     )
 
 
@@ -192,7 +222,7 @@ def make_batch(case: Case, table: Tensor) -> ForwardBatch:
     rows = torch.tensor(case.rows, dtype=torch.int32).view(-1, 2)
     prefix, new = rows.T.contiguous()
     starts = torch.cumsum(new, 0, dtype=torch.int32) - new
-    mode = ForwardMode.DECODE if case.decode else ForwardMode.EXTEND
+    mode = _mode(case)
     lengths = None if case.decode else [t.to(case.device) for t in (new - ended, prefix, starts)]
     return ForwardBatch(
         mode=mode,
@@ -207,6 +237,7 @@ def make_batch(case: Case, table: Tensor) -> ForwardBatch:
             live_tokens=case.tokens - case.padding,
             sequences=len(case.rows),
             max_length=max((prefix + new for prefix, new in case.rows), default=0),
+            has_prefix=any(prefix > 0 for prefix, _ in case.rows),
         ),
         seq_lens=(prefix + new - ended).to(case.device),
         extend_lens=lengths[0] if lengths else None,
@@ -221,6 +252,13 @@ def make_batch(case: Case, table: Tensor) -> ForwardBatch:
             )
         },
     )
+
+
+def _mode(case: Case) -> ForwardMode:
+    if case.decode:
+        return ForwardMode.DECODE
+    decodes = any(prefix > 0 and new == 1 for prefix, new in case.rows)
+    return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
 
 
 def run(
@@ -243,8 +281,8 @@ def check(case: Case, kind: type[AttentionBackend], *, with_lse: bool = False) -
     scene = make_scene(case)
     out, lse = run(scene, scene.backend(kind), with_lse=with_lse)
     tolerance = TOLERANCE[case.dtype]
-    assert out.dtype == case.dtype
-    assert out.isfinite().all()
+    assert out.dtype == case.dtype, f"result in {out.dtype}"
+    assert out.isfinite().all(), "the result holds NaN or infinity"
     torch.testing.assert_close(
         out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
     )
@@ -255,22 +293,22 @@ def check(case: Case, kind: type[AttentionBackend], *, with_lse: bool = False) -
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, prefix: int, layer: Layer) -> tuple[Tensor, Tensor]:
-    """One query and one head at a time, float64: [new, N, Dv] and lse [new, N]."""
-    new, heads, _ = q.shape
-    group = heads // layer.num_kv_heads
-    out = torch.empty(new, heads, v.shape[2], dtype=torch.float64)
-    lse = torch.empty(new, heads, dtype=torch.float64)
-    for token in range(new):
-        position = prefix + token
-        low = 0 if layer.window is None else max(0, position - layer.window + 1)
-        for head in range(heads):
-            scores = k[low : position + 1, head // group] @ q[token, head] * layer.scale
-            if layer.soft_cap is not None:
-                scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-            bottom = scores
-            if layer.sinks is not None:
-                bottom = torch.cat((scores, layer.sinks[head].double()[None]))
-            lse[token, head] = torch.logsumexp(bottom, 0)
-            weights = torch.exp(scores - lse[token, head])
-            out[token, head] = weights @ v[low : position + 1, head // group]
-    return out, lse
+    """All scores at once in float64: q [new, N, D], k and v [total, K, D] -> [new, N, Dv] and lse
+    [new, N]."""
+    group = layer.num_heads // layer.num_kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qnd,tnd->nqt", q, k) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    behind = prefix + torch.arange(len(q))[:, None] - torch.arange(len(k))  # [new, total]
+    seen = behind >= 0
+    if layer.window is not None:
+        seen &= behind < layer.window
+    scores = scores.masked_fill(~seen, -math.inf)
+    bottom = scores
+    if layer.sinks is not None:
+        sink = layer.sinks.double()[:, None, None].expand(-1, len(q), 1)
+        bottom = torch.cat((scores, sink), -1)
+    lse = torch.logsumexp(bottom, -1)  # [N, new]
+    out = torch.einsum("nqt,tnd->qnd", torch.exp(scores - lse[..., None]), v)
+    return out, lse.T.contiguous()
