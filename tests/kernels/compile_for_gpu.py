@@ -25,6 +25,8 @@ TYPES = {
     torch.bool: "*i1",
 }
 
+SHARED = {90: 227 * 1024, 89: 99 * 1024}  # bytes a block may have
+
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "enable_fp_fusion")
 
 
@@ -79,6 +81,7 @@ def recorders() -> dict[str, Recorder]:
 def main(capability: int, *shapes: str) -> None:
     """Each shape is heads,kv_heads,dim,value_dim,page,dtype,plain|all."""
     kernels = recorders()
+    extend_attention_triton.shared_memory = lambda device: SHARED[capability]
     for shape in shapes:
         *numbers, dtype, traits = shape.split(",")
         heads, kv_heads, dim, value_dim, page = map(int, numbers)

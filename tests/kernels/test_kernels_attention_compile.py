@@ -16,6 +16,7 @@ SHARED_LIMIT = {90: 227 * 1024, 89: 99 * 1024}  # bytes a block may have
 BRAIN_GROUP = "32,8,128,128,64,bfloat16,all"
 FLOAT_TRAITS = "6,2,80,64,1,float32,all"
 HALF_WIDE = "8,1,256,256,16,float16,all"
+SMALL_HEADS = "9,3,64,64,16,bfloat16,all"
 FLOAT_WIDE = "8,1,256,256,128,float32,plain"
 
 
@@ -23,7 +24,9 @@ FLOAT_WIDE = "8,1,256,256,128,float32,plain"
     ("capability", "shapes"),
     [
         (90, [BRAIN_GROUP]),
-        pytest.param(90, [FLOAT_TRAITS, HALF_WIDE, FLOAT_WIDE], marks=pytest.mark.slow),
+        pytest.param(
+            90, [FLOAT_TRAITS, HALF_WIDE, FLOAT_WIDE, SMALL_HEADS], marks=pytest.mark.slow
+        ),
         pytest.param(89, [BRAIN_GROUP, HALF_WIDE, FLOAT_WIDE], marks=pytest.mark.slow),
     ],
 )

@@ -135,6 +135,28 @@ def test_a_query_has_the_same_bits_in_any_chunk(window):
     assert torch.equal(extend(whole)[33:], extend(chunk))
 
 
+def test_the_tile_follows_the_model_and_the_device():
+    choose, kib = extend_kernels.extend_tile, 1024
+    large = choose(row_bytes=512, element=2, shared_memory=227 * kib)
+    assert (large.rows, large.block_bytes, large.warps) == (128, 64 * kib, 8)
+    small = choose(row_bytes=512, element=2, shared_memory=99 * kib)
+    assert (small.rows, small.block_bytes, small.warps) == (64, 32 * kib, 4)
+    assert choose(row_bytes=1024, element=2, shared_memory=227 * kib) == small
+    assert choose(row_bytes=256, element=2, shared_memory=227 * kib).block_bytes == 16 * kib
+    assert choose(row_bytes=1024, element=4, shared_memory=227 * kib).rows == 32
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_large_tiles_agree_with_the_twin(window):
+    lens, new = (150, 40), (130, 3)
+    case = Case(seq_lens=lens, extend_lens=new, heads=(3, 1), window=window, dtype=BRAIN, page=64)
+    batch = make(case)
+    lse, twin_lse = sums(batch), sums(batch)
+    tile = extend_kernels.ExtendTile(rows=128, block_bytes=32 * 1024, warps=8)
+    out = extend(batch, lse=lse, tile=tile)
+    assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
+
+
 def test_scratch_is_reused_whatever_it_holds():
     batch = make(Case(seq_lens=(70, 1, 0), page=16))
     scratch = DecodeScratch.allocate(
