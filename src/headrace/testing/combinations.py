@@ -35,7 +35,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
 }
 CACHES = ("off", "cold", "warm", "hit")
 PAGE_SIZES = (1, 16, 64)
-CHUNKS = (13, 64, 1024)
+CHUNKS = (29, 64, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

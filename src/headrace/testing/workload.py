@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from headrace.request.sampling_params import SamplingParams
 
 # One token, both sides of pages of 16 and 64, several chunks and pages.
-LENGTHS = (1, 2, 15, 16, 17, 33, 63, 64, 65, 100, 130)
+LENGTHS = (1, 15, 16, 17, 33, 64, 65, 100, 130)
 GPU_LENGTHS = (*LENGTHS, 257, 1025)
 SHARED = 40  # leading tokens that the three longest prompts have in common
-NEW_TOKENS = 12
+NEW_TOKENS = 10
 TOP = 4  # logprobs compared at each place, beside that of the token itself
 
 
