@@ -146,10 +146,11 @@ def test_the_tile_follows_the_model_and_the_device():
     assert choose(row_bytes=1024, element=4, shared_memory=227 * kib).rows == 32
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_large_tiles_agree_with_the_twin(window):
+@pytest.mark.parametrize(("window", "page"), [(None, 64), (20, 64), (70, 32)])
+def test_large_tiles_agree_with_the_twin(window, page):
+    """Blocks of 128 keys, which lie in 2 and 4 pages."""
     lens, new = (150, 40), (130, 3)
-    case = Case(seq_lens=lens, extend_lens=new, heads=(3, 1), window=window, dtype=BRAIN, page=64)
+    case = Case(seq_lens=lens, extend_lens=new, heads=(3, 1), window=window, dtype=BRAIN, page=page)
     batch = make(case)
     lse, twin_lse = sums(batch), sums(batch)
     tile = extend_kernels.ExtendTile(rows=128, block_bytes=32 * 1024, warps=8)

@@ -31,18 +31,25 @@ def dot(a, b, sums):
 
 
 @triton.jit
-def locate(table, block, live, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+def locate(table, block, live, stop, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     """Pages, and places in them, of the positions `block` to `block + BLOCK`.
 
-    `block` is a multiple of BLOCK and one of its positions is live: where a page holds whole
-    blocks, one look-up serves all of them.
+    `block` is a multiple of BLOCK and one of its positions is live; none from `stop` on is. Where a
+    block lies in one page, or in a few, there is one look-up per page and not per key.
     """
     within = tl.arange(0, BLOCK)
+    places = (block + within) % PAGE
     if PAGE >= BLOCK:
-        pages, places = tl.load(table + block // PAGE), block % PAGE + within
+        pages = tl.load(table + block // PAGE)
+        places = block % PAGE + within
+    elif 4 * PAGE >= BLOCK:
+        pages = tl.zeros([BLOCK], tl.int32)
+        for part in tl.static_range(BLOCK // PAGE):
+            there = block + part * PAGE < stop
+            page = tl.load(table + block // PAGE + part, mask=there, other=0)
+            pages = tl.where(within // PAGE == part, page, pages)
     else:
-        position = block + within
-        pages, places = tl.load(table + position // PAGE, mask=live, other=0), position % PAGE
+        pages = tl.load(table + (block + within) // PAGE, mask=live, other=0)
     return pages, places
 
 

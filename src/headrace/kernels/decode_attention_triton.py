@@ -198,7 +198,7 @@ def _decode_kernel(
     for block in range(start, stop, BLOCK):
         position = block + tl.arange(0, BLOCK)
         live = (position >= first) & (position < stop)
-        pages, places = locate(table, block, live, PAGE, BLOCK)
+        pages, places = locate(table, block, live, stop, PAGE, BLOCK)
         k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
         v = load_rows(vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD)
         logits = base2_logits(query, k, scale, soft_cap)
