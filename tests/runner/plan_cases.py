@@ -1,5 +1,6 @@
 """Personas, machines and a short way to a plan for the tests of this room."""
 
+from dataclasses import replace
 from typing import Any
 
 from headrace.config.engine_config import EngineConfig
@@ -13,6 +14,7 @@ from headrace.runner.resolve import resolve
 CPU = Hardware(
     name="test cpu", platform="cpu", memory_bytes=16 * GIB, units=4, packages=frozenset()
 )
+CPU_WITH_COMPILER = replace(CPU, packages=frozenset({"g++"}))
 H100 = assumed_hardware("h100-80gb")
 TURING = Hardware(
     name="t4",

@@ -30,6 +30,7 @@ from headrace.memory.budget import (
 )
 from headrace.memory.free_memory import free_bytes
 from headrace.models.decoder import CausalDecoder
+from headrace.runner.cpu_graph_choice import read_gains
 from headrace.runner.detect import detect
 from headrace.runner.memory_table import (
     fixed_bytes,
@@ -81,7 +82,8 @@ def settle(
         persona = replace(persona, traits=replace(persona.traits, tie_word_embeddings=False))
     hardware = hardware or detect(config.device)
     facts = checkpoint_facts(checkpoint)
-    plan = resolve(config, persona, hardware, checkpoint=facts)
+    gains = read_gains(hardware.name) if hardware.platform == "cpu" else ()
+    plan = resolve(config, persona, hardware, checkpoint=facts, gains=gains)
     return Settled(
         config=config,
         checkpoint=checkpoint,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import ASSUMED_HARDWARE, Hardware
 from headrace.memory.free_memory import CGROUP, MEMINFO
+from headrace.runner.cpu_graph_choice import COMPILER
 
 KERNEL_PACKAGES = ("triton",)
 DEVICES = ("auto", "cuda", "cpu")
@@ -86,8 +88,13 @@ def _cpu() -> Hardware:
         platform="cpu",
         memory_bytes=total_host_bytes(MEMINFO, CGROUP),
         units=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
-        packages=kernel_packages(),
+        packages=kernel_packages() | compilers(),
     )
+
+
+def compilers() -> frozenset[str]:
+    """The C++ compiler that torch.compile takes by default, where there is one."""
+    return frozenset({COMPILER} if shutil.which(COMPILER) else ())
 
 
 def _cores() -> int:

@@ -29,6 +29,7 @@ from headrace.batch.rows import Rows
 from headrace.config.engine_config import EngineConfig
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
+from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
 from headrace.execution.eager import EagerPath
 from headrace.execution.path import ForwardPath
 from headrace.execution.preparation import BatchPreparation
@@ -244,9 +245,13 @@ class ModelRunner:
             )
             eager.prepare()
             self.decode_graph = self._decode_graph()
+            self.cpu_graph = self._cpu_graph(preparation)
             paths: list[ForwardPath] = [eager]
             if self.decode_graph is not None:
                 paths.insert(0, self.decode_graph)
+            if self.cpu_graph is not None:
+                self.cpu_graph.prepare()
+                paths.insert(0, self.cpu_graph)
             self.selector = Selector(paths, absent=self._absent_paths())
 
     def _decode_graph(self) -> "DecodeGraphPath | None":
@@ -266,6 +271,21 @@ class ModelRunner:
             model=self.model.forward,
             head=self.model.compute_logits,
             pdl=torch.cuda.get_device_capability(self.device) >= DEPENDENT_LAUNCH,
+        )
+
+    def _cpu_graph(self, preparation: BatchPreparation) -> CpuGraphPath | None:
+        """The path of compiled decode steps, where the plan wants it."""
+        if self.plan.cpu_graph.value == "off":
+            return None
+        model = self.model
+        return CpuGraphPath(
+            sizes=bucket_sizes(self.plan.max_running_requests.value),
+            model=model,
+            layers=model.attention_layers(),
+            groups=dict.fromkeys(self.req_to_token_pool.groups, self.plan.page_size.value),
+            preparation=preparation,
+            backends=tuple(self.backends.values()),
+            logits=lambda hidden, batch: process_logits(model, hidden, batch),
         )
 
     def _absent_paths(self) -> list[Refusal]:
@@ -294,6 +314,8 @@ class ModelRunner:
         """One forward of `batch` on the best path that admits it."""
         if self.decode_graph is not None:
             self.decode_graph.make_ready(batch.facts)
+        if self.cpu_graph is not None:
+            self.cpu_graph.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
         return ModelRunnerOutput(
             logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),

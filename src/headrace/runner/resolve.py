@@ -14,14 +14,23 @@ from headrace.config.persona import ModelTraits, Persona
 from headrace.config.plan import Plan
 from headrace.runner import choices
 from headrace.runner.choices import CheckpointFacts
+from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
 
 __all__ = ["CheckpointFacts", "resolve"]
 
 
 def resolve(
-    config: EngineConfig, persona: Persona, hardware: Hardware, *, checkpoint: CheckpointFacts
+    config: EngineConfig,
+    persona: Persona,
+    hardware: Hardware,
+    *,
+    checkpoint: CheckpointFacts,
+    gains: tuple[CpuGraphGain, ...] = (),
 ) -> Plan:
     """Settle every choice.
+
+    Args:
+        gains: what compiled decode steps were measured to gain on this CPU.
 
     Raises:
         UnsupportedError: something that is not built in this version was asked for by name.
@@ -65,7 +74,7 @@ def resolve(
             config, hardware, backend=decode.value, most=running.value
         ),
         prefill_graph=choices.unbuilt("prefill_graph", asked_off=config.prefill_graph == "off"),
-        cpu_graph=choices.unbuilt("cpu_graph", asked_off=config.cpu_graph == "off"),
+        cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
@@ -79,10 +88,7 @@ def resolve(
 def _refuse_unbuilt(config: EngineConfig) -> None:
     asked = [
         f"{name} = {value}"
-        for name, value in (
-            ("prefill_graph", config.prefill_graph),
-            ("cpu_graph", config.cpu_graph),
-        )
+        for name, value in (("prefill_graph", config.prefill_graph),)
         if value not in ("auto", "off")
     ]
     reasons = [choices.EAGER_ONLY] if asked else []

@@ -1,0 +1,156 @@
+"""Whether decode steps on a CPU are compiled: off unless asked or measured to pay here.
+
+`python -m headrace.bench.cpu_graph MODEL` measures and writes what `auto` reads: a few numbers for
+this CPU, this torch, these threads, a model's shape and a dtype.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from headrace.base import env
+from headrace.base.decision import Decision, Refusal
+from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.config.engine_config import EngineConfig
+from headrace.config.hardware import Hardware
+from headrace.config.persona import ModelTraits
+
+NAME = "cpu_graph"
+COMPILER = "g++"
+PAYS = 0.97  # time over eager's from which compiling is worth its start
+MEASURE = "python -m headrace.bench.cpu_graph MODEL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuGraphGain:
+    """Median milliseconds of a decode step, measured interleaved.
+
+    Attributes:
+        cpu, torch, threads, shape, dtype: what they hold for; a later one replaces an earlier one.
+        rows: rows of the step -> [eager, compiled].
+        day: date of the measurement.
+    """
+
+    cpu: str
+    torch: str
+    threads: int
+    shape: str
+    dtype: str
+    rows: dict[str, list[float]]
+    day: str
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str]:
+        return self.cpu, self.torch, self.threads, self.shape, self.dtype
+
+    @property
+    def pays(self) -> bool:
+        """With every number of rows that was measured."""
+        return all(ours <= PAYS * eager for eager, ours in self.rows.values())
+
+    def __str__(self) -> str:
+        times = ", ".join(
+            f"{rows} rows {eager:.1f} to {ours:.1f} ms" for rows, (eager, ours) in self.rows.items()
+        )
+        return f"measured {self.day}: {times}"
+
+
+def shape_of(traits: ModelTraits) -> str:
+    """What of a model a step's time depends on."""
+    heads = traits.attention
+    return (
+        f"{traits.family} {traits.num_layers} x {traits.hidden_size}, {traits.intermediate_size} "
+        f"inside, {heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}, "
+        f"{traits.vocab_size} words"
+    )
+
+
+def choose_cpu_graph(
+    config: EngineConfig,
+    traits: ModelTraits,
+    hardware: Hardware,
+    dtype: str,
+    gains: tuple[CpuGraphGain, ...],
+) -> Decision[str]:
+    """On or off.
+
+    Args:
+        gains: measurements on this CPU with this torch and these threads.
+
+    Raises:
+        UnsupportedError: it was asked for and cannot be.
+    """
+    if config.cpu_graph == "off":
+        return Decision(name=NAME, value="off", reason="asked to be off", asked=True)
+    refusal = _refusal(hardware)
+    if config.cpu_graph == "on":
+        if refusal is not None:
+            raise UnsupportedError(
+                "cpu_graph on cannot be honoured", why=refusal.reason, remedy=refusal.remedy
+            )
+        return Decision(name=NAME, value="on", reason="decode steps are compiled", asked=True)
+    if refusal is None:
+        shape = shape_of(traits)
+        found = [gain for gain in gains if (gain.shape, gain.dtype) == (shape, dtype)]
+        if found and found[-1].pays:
+            return Decision(name=NAME, value="on", reason=str(found[-1]))
+        reason = str(found[-1]) if found else "nobody measured whether it pays on this CPU"
+        remedy = "cpu_graph on" if found else f"cpu_graph on, or {MEASURE}"
+        refusal = Refusal(subject=NAME, reason=reason, remedy=remedy)
+    return Decision(name=NAME, value="off", reason="eager takes every step", refused=(refusal,))
+
+
+def _refusal(hardware: Hardware) -> Refusal | None:
+    if hardware.platform != "cpu":
+        return Refusal(
+            subject=NAME,
+            reason=f"it compiles for a CPU, this is {hardware.platform}",
+            remedy="cpu_graph auto or off; decode_graph is the GPU's",
+        )
+    if COMPILER not in hardware.packages:
+        return Refusal(
+            subject=NAME,
+            reason="torch.compile writes C++, and there is no compiler for it",
+            remedy=f"install {COMPILER}",
+        )
+    return None
+
+
+# ---- the file
+
+
+def gains_file() -> Path:
+    return env.cache_dir() / "cpu_graph.json"
+
+
+def read_gains(cpu: str) -> tuple[CpuGraphGain, ...]:
+    """Measurements that hold here: on this CPU, with this torch and these threads.
+
+    Raises:
+        ConfigError: the file is not what `write_gain` writes.
+    """
+    here = (cpu, torch.__version__, torch.get_num_threads())
+    return tuple(gain for gain in _read(gains_file()) if gain.key[:3] == here)
+
+
+def write_gain(gain: CpuGraphGain) -> Path:
+    """Keep a measurement, in place of an older one of the same thing."""
+    path = gains_file()
+    kept = [other for other in _read(path) if other.key != gain.key]
+    path.write_text(json.dumps([asdict(entry) for entry in (*kept, gain)], indent=1))
+    return path
+
+
+def _read(path: Path) -> list[CpuGraphGain]:
+    if not path.exists():
+        return []
+    try:
+        return [CpuGraphGain(**entry) for entry in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} does not hold measurements of cpu_graph",
+            why=str(error),
+            remedy=f"Delete it; {MEASURE} makes it anew",
+        ) from error

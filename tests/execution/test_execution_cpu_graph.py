@@ -1,0 +1,165 @@
+"""The CPU graph equals eager; what it refuses; what compiling costs and where it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from decode_steps import FAMILIES, Steps, assert_equal_to_eager, decode_facts
+
+from headrace.base.decision import Refusal
+from headrace.base.errors import UnsupportedError
+from headrace.batch.facts import Bucket
+from headrace.batch.forward_mode import ForwardMode
+from headrace.execution import cpu_graph
+from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
+from headrace.execution.eager import EagerPath
+from headrace.execution.pieces import Piece, cut_decode
+
+BATCHES = ([40], [3, 61], [17, 1, 15], [5, 80, 33, 16, 47], [9, 2, 70, 31, 15, 64, 1, 22])
+# The last position of a page and the first of the next, then on.
+CHANGING = ([15, 40], [16, 41], [17, 42], [30, 5])
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pieces run as they were traced, uncompiled: all but the compiler. The keys of the pieces."""
+    keys: list[str] = []
+
+    def keep(piece: Piece) -> Callable[..., object]:
+        keys.append(piece.key)
+        return piece.graph
+
+    monkeypatch.setattr(cpu_graph, "compile_piece", keep)
+    return keys
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    return Steps(tmp_path, "llama", rows=8)
+
+
+def test_pieces_equal_eager(tmp_path: Path, family: str, traced_only: list[str]) -> None:
+    steps = Steps(tmp_path, family, rows=8)
+    path = steps.path(CpuGraphPath, sizes=(1, 2, 4, 8))
+    for lengths in (*BATCHES, *CHANGING):
+        assert_equal_to_eager(steps, path, lengths)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pieces_equal_eager_in_short_floats(
+    tmp_path: Path, dtype: str, traced_only: list[str]
+) -> None:
+    steps = Steps(tmp_path, "llama", rows=4, dtype=dtype)
+    expected = steps.step(steps.path(EagerPath), [5, 30, 17])
+    found = steps.step(steps.path(CpuGraphPath, sizes=(4,)), [5, 30, 17])
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+
+
+def test_equal_layers_share_a_piece(steps: Steps, traced_only: list[str]) -> None:
+    path = steps.path(CpuGraphPath, sizes=(2,))
+    path.prepare()
+    assert len(set(traced_only)) == len(traced_only) == 3  # before, between and after attention
+    cut = cut_decode(steps.runner.model, {"full": 16}, 2)
+    assert [piece.layer for piece in cut.pieces] == [0, 1, 2, None]
+
+
+def test_a_trace_leaves_the_model_as_it_was(steps: Steps) -> None:
+    model = steps.runner.model
+    before = [(layer.operators, layer.backend) for layer in model.attention_layers()]
+    cut_decode(model, {"full": 16}, 2)
+    assert [(layer.operators, layer.backend) for layer in model.attention_layers()] == before
+
+
+def test_an_ended_row_writes_to_the_padding_page(steps: Steps, traced_only: list[str]) -> None:
+    path = steps.path(CpuGraphPath, sizes=(4,))
+    steps.runner.rows.active[2] = False
+    before = steps.written(2, 33).clone()
+    found = steps.step(path, [20, 33, 9])
+    assert torch.equal(steps.written(2, 33), before)
+    expected = steps.step(steps.path(EagerPath), [20, 33, 9])
+    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], atol=2e-4, rtol=0)
+
+
+def test_refusals(steps: Steps, traced_only: list[str]) -> None:
+    path = steps.path(CpuGraphPath, sizes=(1, 4))
+
+    def reason(rows: int, mode: ForwardMode = ForwardMode.DECODE) -> str:
+        answer = path.admits(decode_facts(rows, mode))
+        assert isinstance(answer, Refusal)
+        assert answer.subject == "cpu_graph"
+        return answer.reason
+
+    assert reason(3) == "not compiled yet"
+    for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
+        assert reason(3, mode) == "the step holds prompt tokens"
+    assert reason(5) == "more rows than the largest bucket (4)"
+    path.make_ready(decode_facts(5))
+    path.make_ready(decode_facts(2, ForwardMode.EXTEND))
+    assert reason(2) == "not compiled yet"
+    path.make_ready(decode_facts(2))
+    assert path.admits(decode_facts(3)) == Bucket(tokens=4, sequences=4)
+
+
+def test_compiling_is_reported_and_bounded(steps: Steps, traced_only: list[str]) -> None:
+    path = steps.path(CpuGraphPath, sizes=(1, 2), compile_seconds=1e-9)
+    report = path.prepare()
+    one = Bucket(tokens=1, sequences=1)
+    assert list(report.seconds) == [one]
+    assert report.seconds[one] > 0
+    path.make_ready(decode_facts(2))
+    answer = path.admits(decode_facts(2))
+    assert isinstance(answer, Refusal)
+    assert "for compiling are spent" in answer.reason
+    assert path.admits(decode_facts(1)) == one
+
+
+def test_a_runner_takes_it_first_where_the_plan_wants_it(
+    tmp_path: Path, traced_only: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.runner.detect.compilers", lambda: frozenset({"g++"}))
+    runner = Steps(tmp_path, "llama", rows=2, cpu_graph="on").runner
+    assert [path.name for path in runner.selector.paths] == ["cpu_graph", "eager"]
+    assert runner.explain(decode_facts(1)).value == "cpu_graph"
+    two = runner.explain(decode_facts(2))
+    assert (two.value, [str(refusal) for refusal in two.refused[-1:]]) == (
+        "eager",
+        ["cpu_graph: not compiled yet"],
+    )
+    assert Steps(tmp_path, "llama", rows=2).runner.cpu_graph is None
+
+
+def test_buckets_end_with_the_most_rows() -> None:
+    assert bucket_sizes(64) == (1, 2, 4, 8)
+    assert bucket_sizes(3) == (1, 2, 3)
+    assert bucket_sizes(1) == (1,)
+
+
+def test_a_compiler_that_fails_is_told(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such compiler\nmore")
+
+    monkeypatch.setattr("torch._inductor.compile", fail)
+    with pytest.raises(UnsupportedError, match="no such compiler") as caught:
+        steps.path(CpuGraphPath, sizes=(1,)).prepare()
+    assert "cpu_graph off" in caught.value.remedy
+
+
+def test_compiled_equals_eager(steps: Steps) -> None:
+    """The one real compile of the quick suite: padding, windows apart."""
+    path = steps.path(CpuGraphPath, sizes=(4,))
+    for lengths in ([17, 1, 15], [18, 2, 16], [80, 3, 40, 22]):
+        assert_equal_to_eager(steps, path, lengths)
+
+
+@pytest.mark.slow
+def test_compiled_families_equal_eager(tmp_path: Path, family: str) -> None:
+    steps = Steps(tmp_path, family, rows=8)
+    path = steps.path(CpuGraphPath, sizes=(1, 2, 4, 8))
+    for lengths in (*BATCHES, *CHANGING):
+        assert_equal_to_eager(steps, path, lengths)
