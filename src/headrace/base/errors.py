@@ -4,19 +4,23 @@ Every error says what happened, why, and what to do about it; the three parts ar
 that a server can put them where its clients look.
 """
 
+COMMANDS = ("pip", "headrace", "python")  # spelled small wherever they stand
+
 
 class HeadraceError(Exception):
     """Base of all errors raised on purpose.
 
     Args:
-        what: what is wrong, one sentence, naming the thing (field, file, tensor).
+        what: what is wrong, one sentence, naming the thing (field, file, tensor); it may begin
+            with that name and is shown as written.
         why: the rule or fact behind it.
         remedy: what the reader can do.
     """
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "") -> None:
         self.what, self.why, self.remedy = what, why, remedy
-        super().__init__(" ".join(_sentence(part) for part in (what, why, remedy) if part))
+        parts = [_closed(what), *(_closed(_opened(part)) for part in (why, remedy))]
+        super().__init__(" ".join(part for part in parts if part))
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -43,6 +47,14 @@ class NotFoundError(HeadraceError):
     """A model name that is neither a path, a short name nor a reachable hub id."""
 
 
-def _sentence(text: str) -> str:
+def _opened(text: str) -> str:
+    """The text as the beginning of a sentence: a capital, except for a name or a command."""
     text = text.strip()
-    return text if text.endswith((".", "!", "?", ":", ")")) else text + "."
+    first = text.partition(" ")[0]
+    is_word = first.replace("'", "").rstrip(",;").isalpha()
+    return text if not is_word or first in COMMANDS else text[0].upper() + text[1:]
+
+
+def _closed(text: str) -> str:
+    text = text.strip()
+    return text if not text or text.endswith((".", "!", "?")) else text + "."
