@@ -143,7 +143,8 @@ def _verify(verbs: Verbs) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="one prompt per line, a text or token ids like [5, 7]; seeded random ids by default",
+        help="one prompt per line, a text or token ids like [5, 7]; a short text, cut around the "
+        "borders of pages, by default",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_engine_flags(parser)

@@ -18,7 +18,16 @@ from headrace.testing.combinations import Configuration, admitted, pairwise
 from headrace.testing.comparison import Tally, tolerance_of
 from headrace.testing.reference import Reference, Scored, exact_float32
 from headrace.testing.verify_report import Result, VerifyReport
-from headrace.testing.workload import GPU_LENGTHS, LENGTHS, NEW_TOKENS, Wave, random_prompts, waves
+from headrace.testing.workload import (
+    GPU_LENGTHS,
+    LENGTHS,
+    NEW_TOKENS,
+    TEXT,
+    Wave,
+    prompts_of,
+    random_ids,
+    waves,
+)
 from headrace.text.build import build_tokenizer
 
 RETRACT_EVERY = 3
@@ -38,7 +47,8 @@ def verify(
 
     Args:
         asked: the model and what is fixed; what was asked for by name does not vary.
-        prompts: texts or token ids, in place of seeded random ids around the borders of pages.
+        prompts: texts or token ids, in place of a short text (seeded random ids, without tokenizer)
+            cut around the borders of pages.
         every_combination: the whole product in place of one in which every pair of values occurs.
         on_result: called after each configuration with its result, its number and how many there
             are.
@@ -89,9 +99,9 @@ def verify(
 
 def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]]:
     vocab_size = settled.persona.traits.vocab_size
+    source = settled.tokenizer_source
+    tokenizer = None if source is None else build_tokenizer(source)
     if given is not None:
-        source = settled.tokenizer_source
-        tokenizer = None if source is None else build_tokenizer(source)
         return [list(prompt_token_ids(prompt, tokenizer, vocab_size)) for prompt in given]
     lengths = LENGTHS if settled.plan.device.value == "cpu" else GPU_LENGTHS
     room = settled.plan.max_model_len.value - NEW_TOKENS
@@ -101,7 +111,9 @@ def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]
             f"No prompt fits into {settled.plan.max_model_len.value} tokens",
             remedy=f"Raise max_model_len to at least {NEW_TOKENS + 1}",
         )
-    return random_prompts(vocab_size, fitting, settled.config.seed)
+    if tokenizer is None or settled.plan.load_format.value == "dummy":
+        return prompts_of(random_ids(vocab_size, sum(fitting), settled.config.seed), fitting)
+    return prompts_of(tokenizer.encode(TEXT, add_special_tokens=False), fitting)
 
 
 def _with_room(asked: EngineConfig, work: Sequence[Wave]) -> EngineConfig:

@@ -9,6 +9,17 @@ from headrace.request.sampling_params import SamplingParams
 # One token, both sides of pages of 16 and 64, several chunks and pages.
 LENGTHS = (1, 15, 16, 17, 33, 64, 65, 100, 130)
 GPU_LENGTHS = (*LENGTHS, 257, 1025)
+TEXT = """\
+A mill on a river needs three things: water, a fall, and a channel between them. The channel is
+called the headrace. It leaves the river above the weir, follows the slope with as little loss as
+the ground allows, and brings the water to the wheel at the height where it is worth most. In the
+morning the miller opens the gate by a hand's breadth, listens to the stones, and opens it further
+when the grain comes. Nobody visits the headrace. It is cleaned in autumn, when 4 men with rakes
+walk it from end to end and take out leaves, branches, and once a door. "What do you do when it
+freezes?" asked the child. "We wait," said the miller, "and we sharpen the stones." Below the wheel
+the water is called the tailrace; it has done its work, and goes back to the river a little slower
+than before.
+"""
 SHARED = 40  # leading tokens that the three longest prompts have in common
 NEW_TOKENS = 10
 TOP = 4  # logprobs compared at each place, beside that of the token itself
@@ -38,14 +49,28 @@ class Wave:
         ]
 
 
-def random_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Seeded token ids; the three longest prompts share a prefix, the first of them whole."""
-    draw = random.Random(seed)
-    prompts = [[draw.randrange(vocab_size) for _ in range(length)] for length in sorted(lengths)]
+def prompts_of(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts from different places of a text, read in a circle; the three longest share a prefix.
+
+    Args:
+        ids: tokens of the text.
+    """
+    count = len(lengths)
+    prompts = [
+        [ids[(place * len(ids) // count + step) % len(ids)] for step in range(length)]
+        for place, length in enumerate(sorted(lengths))
+    ]
     for prompt in prompts[-3:-1]:
         shared = min(SHARED, len(prompt))
         prompt[:shared] = prompts[-1][:shared]
     return prompts
+
+
+def random_ids(vocab_size: int, count: int, seed: int) -> list[int]:
+    """Seeded token ids, for checkpoints without tokenizer. Trained weights are better served with
+    text: nonsense takes them to places where float32 itself is uncertain in the fourth digit."""
+    draw = random.Random(seed)
+    return [draw.randrange(vocab_size) for _ in range(count)]
 
 
 def waves(prompts: list[list[int]]) -> tuple[Wave, Wave]:
