@@ -121,7 +121,7 @@ def test_triton_that_cannot_run_here_is_a_refusal(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(triton_backend, "triton_available", lambda platform: no)
     here = Hardware(name="this", platform="cpu", memory_bytes=1, packages=frozenset({"triton"}))
     assert TritonBackend.refusals(NEED, here) == [no]
-    with pytest.raises(UnsupportedError, match="no interpreter"):
+    with pytest.raises(UnsupportedError, match="No interpreter"):
         make_scene(Case(rows=[(0, 1)])).backend(TritonBackend)
 
 

@@ -150,7 +150,7 @@ def test_of_several_classes_the_first_that_admits_is_built(
     assert type(build("torch_native", "torch_native")) is TorchNativeBackend
     assert type(build("torch_native", "torch_native", group=latent)) is latent_class
     assert backend_refusals("torch_native", need(kv_kind=KvKind.LATENT), H100) == []
-    with pytest.raises(UnsupportedError, match="reads KV of kind latent, not full"):
+    with pytest.raises(UnsupportedError, match="Reads KV of kind latent, not full"):
         build("torch_native", "latent")
 
 

@@ -233,7 +233,7 @@ def test_llama_takes_no_window_from_a_stray_key() -> None:
         ({"num_hidden_layers": -2}, "num_hidden_layers .* is -2"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps .* is 'small'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps .* is nan"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings .* is 1. it must be true or false"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings .* is 1. It must be true or false"),
         ({"hidden_act": 3}, "hidden_act .* is 3"),
         ({"rope_scaling": "yarn"}, "rope_scaling .* is 'yarn'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "no factor"),
@@ -246,7 +246,7 @@ def test_llama_takes_no_window_from_a_stray_key() -> None:
                     "long_factor": [1, 2],
                 }
             },
-            "short_factor .* has 2 numbers. the rope has 5 frequencies",
+            "short_factor .* has 2 numbers. The rope has 5 frequencies",
         ),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, "2"]}}, "a list of num"),
         ({"partial_rotary_factor": 0.5}, "rotates 5 of 10 dimensions"),

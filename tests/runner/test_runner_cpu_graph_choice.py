@@ -75,7 +75,7 @@ def test_asked() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "reason", "remedy"),
-    [(H100, "this is cuda", "auto or off"), (CPU, "no compiler", "install g\\+\\+")],
+    [(H100, "this is cuda", "auto or off"), (CPU, "no compiler", "nstall g\\+\\+")],
 )
 def test_on_is_refused_where_it_cannot_be(hardware, reason: str, remedy: str) -> None:
     with pytest.raises(UnsupportedError, match=f"{reason}(.|\n)*{remedy}"):

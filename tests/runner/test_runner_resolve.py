@@ -163,7 +163,7 @@ def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
     eager = plan(hardware=H100, decode_attention_backend="torch_native").decode_graph
     assert eager.value == "off"
     assert "torch_native cannot be captured" in eager.refused[0].reason
-    with pytest.raises(UnsupportedError, match="at most 4 sequences"):
+    with pytest.raises(UnsupportedError, match="At most 4 sequences"):
         plan(hardware=H100, decode_graph=(8,), max_running_requests=4)
     with pytest.raises(UnsupportedError, match="CUDA device"):
         plan(decode_graph=(1, 2))

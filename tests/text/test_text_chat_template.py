@@ -102,7 +102,7 @@ def test_continuing_the_last_message():
 @pytest.mark.parametrize(
     ("template", "messages", "options", "words"),
     [
-        ("{{ raise_exception('roles must alternate') }}", [USER], {}, "roles must alternate"),
+        ("{{ raise_exception('roles must alternate') }}", [USER], {}, "Roles must alternate"),
         ("{{ raise_exception('x' * 5000) }}", [USER], {}, "xxx ..."),
         ("{% for %}", [USER], {}, "cannot render"),
         ("{{ messages[0].content + 1 }}", [USER], {}, "cannot render"),

@@ -4,7 +4,7 @@ Every error says what happened, why, and what to do about it; the three parts ar
 that a server can put them where its clients look.
 """
 
-COMMANDS = ("pip", "headrace", "python")  # spelled small wherever they stand
+SPELLED_SMALL = ("capture", "device", "dtype", "headrace", "pip", "python", "triton")
 
 
 class HeadraceError(Exception):
@@ -52,7 +52,7 @@ def _opened(text: str) -> str:
     text = text.strip()
     first = text.partition(" ")[0]
     is_word = first.replace("'", "").rstrip(",;").isalpha()
-    return text if not is_word or first in COMMANDS else text[0].upper() + text[1:]
+    return text if not is_word or first in SPELLED_SMALL else text[0].upper() + text[1:]
 
 
 def _closed(text: str) -> str:
