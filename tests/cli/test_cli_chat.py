@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, TooLongError
 from headrace.cli.main import main
 
 
@@ -88,6 +88,30 @@ def test_a_refused_message_is_not_sent_again(fake, type_in, capsys) -> None:
     fake.stream_chat = refuse_first
     assert main(["chat", "m"]) == 0
     assert roles(fake.calls[-1][1]) == [("user", "short")]
+
+
+def test_a_full_conversation_says_so(fake, type_in, capsys) -> None:
+    def answer(messages, params):
+        fake.calls.append(("stream_chat", list(messages), params))
+        if len(messages) > 1 or messages[0]["content"] == "endless":
+            raise TooLongError("The prompt has 9 tokens", remedy="Shorten it")
+        return fake._pieces()
+
+    fake.stream_chat = answer
+    type_in("endless\none\ntwo\n/clear\nthree\n")
+    assert main(["chat", "m"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("The prompt has 9 tokens. Shorten it.") == 1
+    assert shown.err.count("the conversation is full: /clear") == 1
+    assert shown.out.count("Hello there") == 2
+
+
+@pytest.mark.parametrize("flag", ["--n", "--logprobs", "--prompt-logprobs"])
+def test_what_an_answer_cannot_show_is_not_offered(fake, capsys, flag: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "m", flag, "2"])
+    assert f"unknown: {flag} 2 (see headrace chat --help)" in capsys.readouterr().err
+    assert not fake.calls
 
 
 @pytest.mark.parametrize(

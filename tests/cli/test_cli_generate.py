@@ -82,6 +82,22 @@ def test_json_has_everything(fake, capsys) -> None:
     assert lines[0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--logprobs", "0"),
+        ("--prompt-logprobs", "1"),
+        ("--logprobs-mode", "processed"),
+        ("--logprob-token-ids", "1,2"),
+    ],
+)
+def test_what_text_cannot_show_needs_json(fake, capsys, flags) -> None:
+    assert main(["generate", "m", "-p", "x", *flags]) == 2
+    assert f"{flags[0]} needs --json" in capsys.readouterr().err
+    assert not fake.calls
+    assert main(["generate", "m", "-p", "x", *flags, "--json"]) == 0
+
+
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--n", "2")])
 def test_a_failed_output_exits_1(fake, capsys, flags) -> None:
     fake.ending, fake.message = "error", "not a number"
@@ -97,6 +113,20 @@ def test_statistics(fake, capsys) -> None:
     assert "tokens/s" in shown
     assert "first token after" in shown
     assert "paths: eager x 6" in shown
+
+
+def test_ctrl_c_still_shows_statistics(fake, capsys) -> None:
+    def interrupt(index: int) -> None:
+        if index == 1:
+            raise KeyboardInterrupt
+
+    fake.on_piece = interrupt
+    assert main(["generate", "m", "-p", "x", "--stats"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out == "Hello"
+    assert "1 tokens in" in shown.err
+    assert "paths: eager x 6" in shown.err
+    assert "interrupted" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -122,23 +122,55 @@ def test_both_seeds_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "program"),
     [
-        (),
-        ("explain",),
-        ("nothing", "m"),
-        ("explain", "m", "--page-size", "x"),
-        ("explain", "m", "--decode-graph", "1,b"),
-        ("generate", "m", "--logit-bias", "5"),
-        ("explain", "m", "--no-such-flag"),
-        ("bench", "offline", "m", "--num-prompts", "0"),
+        (("explain",), "headrace explain"),
+        (("bench",), "headrace bench"),
+        (("nothing", "m"), "headrace"),
+        (("explain", "m", "--page-size", "x"), "headrace explain"),
+        (("explain", "m", "--decode-graph", "1,b"), "headrace explain"),
+        (("generate", "m", "--logit-bias", "5"), "headrace generate"),
+        (("explain", "m", "--no-such-flag"), "headrace explain"),
+        (("explain", "m", "--page", "16"), "headrace explain"),
+        (("bench", "offline", "m", "--num-prompts", "0"), "headrace bench offline"),
     ],
 )
-def test_bad_usage_exits_2(arguments, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_one_line_and_exits_2(arguments, program: str, capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: headrace" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.startswith("headrace: error: ")
+    assert shown.endswith(f"(see {program} --help)\n")
+    assert shown.count("\n") == 1
+
+
+def test_alone_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in VERBS)
+
+
+def test_help_shows_defaults_and_what_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, parts in (
+        (
+            ("generate",),
+            (
+                "sequences that name none (default: 0)",
+                "(default: 1.0)",
+                "later ones (default: on)",
+                "last hidden states (not in this version)",
+                "breakable and piecewise are not in this version",
+            ),
+        ),
+        (("bench", "step"), ("(default: 1,32,128,256)", "(default: 1024)")),
+    ):
+        with pytest.raises(SystemExit):
+            parse(*arguments, "--help")
+        shown = " ".join(capsys.readouterr().out.split())
+        for part in parts:
+            assert part in shown
+        assert "(default: None)" not in shown
 
 
 def test_underscores_are_taken_and_values_stay(config_only, capsys) -> None:

@@ -39,6 +39,10 @@ class RequestError(HeadraceError, ValueError):
     """A request that can never be served; nothing ran and no other request is touched."""
 
 
+class TooLongError(RequestError):
+    """Prompt and output exceed what one sequence may hold."""
+
+
 class CapacityError(HeadraceError):
     """The device has too little memory for what was asked."""
 

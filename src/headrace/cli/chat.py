@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, TooLongError
 from headrace.cli.flags import given_fields
 from headrace.cli.start import start
 from headrace.request.sampling_params import SamplingParams
@@ -25,6 +25,8 @@ HELP = """\
 /system TEXT  set the system message (without TEXT: show it)
 /clear        forget the conversation
 /exit         leave (ctrl-d does too); ctrl-c stops an answer"""
+
+FULL = "(the conversation is full: /clear forgets it; the message was not sent)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,7 +153,9 @@ def _answer(llm: "LLM", params: SamplingParams, conversation: Conversation, mess
                 pieces.close()  # aborts what still runs, now and not when it is collected
     except RequestError as error:
         conversation.turns.pop()  # it can never be answered: do not send it again
-        print(f"headrace: error: {error}", file=sys.stderr)
+        is_full = isinstance(error, TooLongError) and conversation.turns
+        shown = FULL if is_full else f"headrace: error: {error}"
+        print(shown, file=sys.stderr)
         return
     print()
     if ending:

@@ -9,7 +9,12 @@ from headrace.config.engine_config import EngineConfig
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """One flag per field; MODEL is a positional argument of every verb."""
     add_field_flags(
-        parser, EngineConfig, title="engine", help_of=EngineConfig.field_help(), skip=("model",)
+        parser,
+        EngineConfig,
+        title="engine",
+        help_of=EngineConfig.field_help(),
+        skip=("model",),
+        note="What has no default, or auto, follows from model and device: headrace explain MODEL.",
     )
 
 

@@ -6,8 +6,10 @@ were given reach the dataclass, which alone knows the defaults and the ranges.
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_origin, get_type_hints
+
+from headrace.cli.parser import default_text
 
 _READERS = ((float, "X"), (int, "N"), (str, "NAME"))
 
@@ -20,6 +22,7 @@ def add_field_flags(
     help_of: Mapping[str, str],
     rename: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
+    note: str | None = None,
 ) -> None:
     """Give `parser` one flag for each field of the dataclass `described`.
 
@@ -28,8 +31,9 @@ def add_field_flags(
         help_of: a sentence for each field.
         rename: field -> name of its flag where another flag has that name already.
         skip: fields that are not flags.
+        note: what stands below the heading.
     """
-    group = parser.add_argument_group(title)
+    group = parser.add_argument_group(title, note)
     hints = get_type_hints(described)
     for entry in fields(described):
         if entry.name in skip:
@@ -38,9 +42,14 @@ def add_field_flags(
         options: dict[str, Any] = {
             "dest": destination(described, entry.name),
             "default": argparse.SUPPRESS,
-            "help": help_of[entry.name].replace("%", "%%"),
+            "help": help_of[entry.name].replace("%", "%%") + _default(entry),
         }
         group.add_argument(flag, **options, **_reader(hints[entry.name]))
+
+
+def _default(entry: Field[Any]) -> str:
+    """The default for the help; `None` and empty ones mean that nothing is asked."""
+    return "" if entry.default in (None, (), MISSING) else default_text(entry.default)
 
 
 def given_fields(arguments: argparse.Namespace, described: type) -> dict[str, Any]:

@@ -5,13 +5,14 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
 from headrace.cli.flags import given_fields
+from headrace.cli.sampling_flags import NEEDS_JSON
 from headrace.cli.start import start
 from headrace.request.outcome import Logprob
 from headrace.request.sampling_params import SamplingParams
@@ -46,17 +47,36 @@ class Clock:
 def run(arguments: argparse.Namespace) -> int:
     given = given_fields(arguments, SamplingParams)
     SamplingParams(**given)  # out-of-range values show before the model loads
+    if not arguments.json:
+        _refuse_what_text_cannot_show(given)
     prompts = read_prompts(arguments)
     with start(arguments) as llm:
         params = replace(llm.get_default_sampling_params(), **given)
         clock = Clock(started=time.perf_counter())
-        if len(prompts) == 1 and params.n == 1 and not arguments.json:
-            failed = _stream(llm, prompts[0], params, chat=arguments.chat, clock=clock)
-        else:
-            failed = _batch(llm, prompts, params, arguments, clock)
+        try:
+            if len(prompts) == 1 and params.n == 1 and not arguments.json:
+                failed = _stream(llm, prompts[0], params, chat=arguments.chat, clock=clock)
+            else:
+                failed = _batch(llm, prompts, params, arguments, clock)
+        except KeyboardInterrupt:
+            clock.count(0)
+            if arguments.stats:
+                print(f"\n{_statistics(llm, clock)}", file=sys.stderr)
+            raise
         if arguments.stats:
             print(_statistics(llm, clock), file=sys.stderr)
     return FAILED if failed else 0
+
+
+def _refuse_what_text_cannot_show(given: Mapping[str, Any]) -> None:
+    asked = [name for name in NEEDS_JSON if not any(given.get(name) is no for no in (None, False))]
+    flags = [f"--{name.replace('_', '-')}" for name in asked]
+    if flags:
+        raise ConfigError(
+            f"{', '.join(flags)} {'needs' if len(flags) == 1 else 'need'} --json",
+            why="plain text has no place for it",
+            remedy="Add --json, or leave it out",
+        )
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:

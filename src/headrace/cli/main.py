@@ -15,7 +15,8 @@ from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
-from headrace.cli.sampling_flags import add_sampling_flags
+from headrace.cli.parser import Parser
+from headrace.cli.sampling_flags import NOT_IN_CHAT, add_sampling_flags
 from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
 
@@ -28,9 +29,14 @@ or a hub id (owner/name). `headrace VERB --help` shows the flags of a verb.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 after an error, 130 after ctrl-c."""
-    parsed = build_parser().parse_args(
-        with_dashes(sys.argv[1:] if arguments is None else arguments)
-    )
+    parser = build_parser()
+    given = with_dashes(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        parser.print_help()
+        return 0
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        parsed.parser.error(f"unknown: {' '.join(unknown)}")
     debug = False
     try:
         level = env.log_level()
@@ -55,12 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="headrace",
         description="An engine that executes large language models and shows its work.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -76,13 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def _verb(verbs: Verbs, name: str, meaning: str, place: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=meaning, description=meaning)
+def _verb(verbs: Verbs, name: str, meaning: str, place: str) -> Parser:
+    parser: Parser = verbs.add_parser(name, help=meaning, description=meaning)
     module, function = place.split(":")
-    parser.set_defaults(module=module, function=function)
+    parser.set_defaults(module=module, function=function, parser=parser)
     return parser
 
 
@@ -112,7 +117,7 @@ def _chat(verbs: Verbs) -> None:
     parser = _verb(verbs, "chat", "talk with a model", "chat:run")
     _model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, skip=NOT_IN_CHAT)
     add_engine_flags(parser)
 
 
@@ -151,7 +156,7 @@ def _verify(verbs: Verbs) -> None:
 
 
 def _bench(verbs: Verbs) -> None:
-    bench: argparse.ArgumentParser = verbs.add_parser("bench", help="measure")
+    bench: Parser = verbs.add_parser("bench", help="measure")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     parser = _verb(kinds, "offline", "many prompts at once, no server", "bench:offline")
     _model(parser)
@@ -249,7 +254,7 @@ def _measured(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line per measurement")
 
 
-def _model(parser: argparse.ArgumentParser) -> None:
+def _model(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="path, short name or hub id")
 
 

@@ -1,13 +1,14 @@
 """Flags of `SamplingParams`: its fields, with a sentence for each."""
 
 import argparse
+from collections.abc import Collection
 from typing import Any
 
 from headrace.cli.flags import add_field_flags, given_fields
 from headrace.request.sampling_params import SamplingParams
 
 SAMPLING_HELP = {
-    "max_tokens": "most tokens to make",
+    "max_tokens": "most tokens to make; by default 128, in chat what the context holds",
     "min_tokens": "no end before so many tokens",
     "temperature": "0 takes the likeliest token, higher is more random",
     "top_p": "keep the likeliest tokens of this total probability",
@@ -28,14 +29,25 @@ SAMPLING_HELP = {
     "prompt_logprobs": "the same for the tokens of the prompt",
     "logprobs_mode": "raw (before penalties, bias and filters) or processed (after)",
     "logprob_token_ids": "token ids whose log-probabilities are always returned",
-    "return_hidden_states": "return the last hidden states",
-    "return_routed_experts": "return the experts each token was routed to",
+    "return_hidden_states": "return the last hidden states (not in this version)",
+    "return_routed_experts": "return the experts of each token (not in this version)",
     "include_stop_str_in_output": "keep the stop text in the output",
     "skip_special_tokens": "leave special tokens out of the text",
 }
 
+# What the text alone has no place for.
+NEEDS_JSON = (
+    "logprobs",
+    "prompt_logprobs",
+    "logprobs_mode",
+    "logprob_token_ids",
+    "return_hidden_states",
+    "return_routed_experts",
+)
+NOT_IN_CHAT = ("n", *NEEDS_JSON)
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+
+def add_sampling_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
     """One flag per field; `--seed` is the engine's, so this one is `--sampling-seed`."""
     add_field_flags(
         parser,
@@ -43,6 +55,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         title="sampling",
         help_of=SAMPLING_HELP,
         rename={"seed": "sampling_seed"},
+        skip=skip,
+        note="The checkpoint's generation config, where it has one, goes before these defaults.",
     )
 
 

@@ -42,12 +42,16 @@ class EngineConfig:
     prefill_attention_backend: str | None = option(None, "attention backend of prefill")
     decode_attention_backend: str | None = option(None, "attention backend of decode")
     decode_graph: str | tuple[int, ...] = option("auto", "auto, off, or batch sizes to capture")
-    prefill_graph: str = option("auto", "auto, off, breakable or piecewise")
+    prefill_graph: str = option(
+        "auto", "auto or off; breakable and piecewise are not in this version"
+    )
     capture: str = option(
         "need", "decode graphs: need (when a step first needs one) or all (first)"
     )
     cpu_graph: str = option("auto", "auto, off or on: torch.compile of decode on the CPU")
-    deterministic: bool = option(False, "bit-identical results whatever the batch")
+    deterministic: bool = option(
+        False, "bit-identical results whatever the batch (on: not in this version)"
+    )
     seed: int = option(0, "seed of dummy weights and of sequences that name none")
 
     def __post_init__(self) -> None:

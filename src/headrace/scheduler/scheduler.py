@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.base.errors import RequestError
+from headrace.base.decision import Decision
+from headrace.base.errors import RequestError, TooLongError
 from headrace.base.log import get_logger
 from headrace.kernels.noise import derive_seed
 from headrace.request.outcome import Finished, FinishReason
@@ -56,6 +57,7 @@ class Scheduler:
         self.worker = worker
         self.vocab_size = runner.persona.traits.vocab_size
         self.max_model_len = plan.max_model_len.value
+        self._context_limit = _context_limit(plan.max_model_len)
         self.overlap = plan.overlap.value
         self.keeper = PageKeeper(
             runner.req_to_token_pool,
@@ -266,17 +268,17 @@ class Scheduler:
         return min(self.max_model_len, by_pool) - prompt_length
 
     def check_lengths(self, prompt_length: int, max_tokens: int) -> None:
-        """Raise `RequestError` when prompt and output can never fit."""
+        """Raise `TooLongError` when prompt and output can never fit."""
         total = prompt_length + max_tokens
         if total > self.max_model_len:
-            raise RequestError(
+            raise TooLongError(
                 f"The prompt has {prompt_length} tokens and its output needs {max_tokens}: "
                 f"{total} together",
-                why=f"the context holds {self.max_model_len} tokens (max_model_len)",
+                why=f"the context holds {self.max_model_len} tokens: {self._context_limit}",
                 remedy="Shorten the prompt, or lower max_tokens or min_tokens",
             )
         if max_tokens > self.longest_output(prompt_length):
-            raise RequestError(
+            raise TooLongError(
                 f"The prompt has {prompt_length} tokens and its output needs {max_tokens}",
                 why=f"the KV pool holds {self.keeper.capacity_tokens} tokens in all",
                 remedy="Shorten the prompt, lower max_tokens or raise max_total_tokens",
@@ -302,6 +304,13 @@ class Scheduler:
             latest = self.chooser.running[-1]
             if latest.state is State.RUNNING and latest.sampled_here:
                 self.chooser.retract(latest)
+
+
+def _context_limit(length: Decision[int]) -> str:
+    """What holds the context where it is: only options that were asked for are blamed."""
+    if length.asked:
+        return "max_model_len asks for it"
+    return length.refused[0].reason if length.refused else length.reason
 
 
 def _describe(error: BaseException) -> str:
