@@ -1,8 +1,9 @@
 """`LLM`: offline generation in Python."""
 
+import difflib
 import reprlib
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import TracebackType
@@ -24,6 +25,7 @@ Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
 Message = Mapping[str, Any]
 
+_PROMPTS = (str, list, tuple)  # a part of one of these kinds is a prompt, not a token
 _MESSAGES = "Give a list of messages, dicts with role and content"
 
 
@@ -47,7 +49,8 @@ class LLM:
     """
 
     def __init__(self, model: str, *, show_progress: bool = False, **options: Any) -> None:
-        unknown = sorted(set(options) - set(EngineConfig.field_help()))
+        known = EngineConfig.field_help()
+        unknown = [_with_guess(name, known) for name in sorted(set(options) - set(known))]
         if unknown:
             raise TypeError(f"LLM got unknown options: {', '.join(unknown)}")
         self.config = EngineConfig(model=str(model), **options)
@@ -91,6 +94,11 @@ class LLM:
         The request is checked now and starts with the first piece. Leaving the iteration early
         aborts it.
         """
+        if isinstance(prompt, list | tuple) and any(isinstance(part, _PROMPTS) for part in prompt):
+            raise RequestError(
+                f"stream takes one prompt, a text or token ids; this is {reprlib.repr(prompt)}",
+                remedy="Give several to generate",
+            )
         (params,) = self._params(sampling_params, 1)
         return self._stream(self.engine.prepare(prompt, params))
 
@@ -278,6 +286,12 @@ class LLM:
                     remedy="Give a SamplingParams",
                 )
         return list(params)
+
+
+def _with_guess(name: str, known: Iterable[str]) -> str:
+    """`pagesize (page_size?)`"""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name} ({close[0]}?)" if close else name
 
 
 def _listed(prompts: Prompts) -> list[Prompt]:

@@ -1,6 +1,7 @@
 """`headrace bench KIND` from end to end, on dummy weights."""
 
 import json
+import sys
 
 import pytest
 
@@ -33,6 +34,20 @@ def test_offline(config_only, capsys) -> None:
         assert line["threads"] >= 1
     assert "medians of 2" in shown.err
     assert "tokens/s" in shown.err
+
+
+def test_offline_names_the_flags_of_a_load_that_does_not_fit(config_only, capsys) -> None:
+    arguments = ["bench", "offline", config_only, "--load-format", "dummy", "--device", "cpu"]
+    assert main([*arguments, "--input-len", "512"]) == 2
+    shown = capsys.readouterr().err
+    assert "--input-len 512 and --output-len 128 together exceed the context of 256" in shown
+
+
+def test_a_missing_peer_is_told_before_anything_loads(config_only, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("headrace.cli.bench.start", lambda arguments: pytest.fail("loaded"))
+    assert main(["bench", "offline", config_only, "--against", "transformers"]) == 2
+    assert "scripts/setup_venv.sh bench" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -11,7 +11,13 @@ from tiny_engine import VOCAB, write_checkpoint
 from tiny_llm import GREEDY, assert_nothing_is_held, ids, make_llm, one, tokens
 
 from headrace import LLM, SamplingParams
-from headrace.base.errors import CheckpointError, ConfigError, RequestError, UnsupportedError
+from headrace.base.errors import (
+    CheckpointError,
+    ConfigError,
+    RequestError,
+    TooLongError,
+    UnsupportedError,
+)
 
 GOOD = ids(3, 10)
 
@@ -201,3 +207,30 @@ def test_a_generation_config_nobody_could_ask_for(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"top_p": 7}')
     with pytest.raises(CheckpointError, match=r"generation_config.json: top_p is 7"):
         make_llm(folder)
+
+
+def test_an_unknown_option_is_guessed(folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"unknown options: pagesize \(page_size\?\), zzz$"):
+        make_llm(folder, pagesize=16, zzz=1)
+
+
+@pytest.mark.parametrize("prompts", [["hello", "A"], [[1, 2], [3]], ["hello"]])
+def test_stream_takes_one_prompt(llm: LLM, prompts: list[Any]) -> None:
+    assert_nothing_ran(llm, lambda: llm.stream(prompts), "stream takes one prompt", "generate")
+
+
+@pytest.mark.parametrize(
+    ("options", "blamed", "innocent"),
+    [
+        ({"max_model_len": None, "max_total_tokens": 8}, "max_total_tokens", "max_model_len"),
+        ({"max_model_len": None}, "made for 512 positions", "max_model_len"),
+        ({"max_model_len": 8}, "max_model_len", "max_total_tokens"),
+    ],
+)
+def test_only_what_was_asked_is_blamed(
+    folder: Path, options: dict[str, Any], blamed: str, innocent: str
+) -> None:
+    with make_llm(folder, **options) as llm, pytest.raises(TooLongError) as caught:
+        llm.stream([1] * 600)
+    assert blamed in str(caught.value)
+    assert innocent not in str(caught.value)

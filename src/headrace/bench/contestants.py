@@ -47,6 +47,18 @@ class Headrace:
         return tokens
 
 
+def require_transformers() -> None:
+    """Raise `UnsupportedError` when the peer cannot be imported; cheap, so ask before loading."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            "There is no transformers to compare with",
+            why=str(error),
+            remedy="pip install 'headrace[bench]', or in a clone scripts/setup_venv.sh bench",
+        ) from None
+
+
 class TransformersPeer:
     """transformers' `generate` on a left-padded batch, with the very weights we run.
 
@@ -59,14 +71,9 @@ class TransformersPeer:
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
         """Raises `UnsupportedError` when the package is missing or does not know the model."""
-        try:
-            from transformers import AutoConfig, AutoModelForCausalLM
-        except ImportError as error:
-            raise UnsupportedError(
-                "There is no transformers to compare with",
-                why=str(error),
-                remedy="pip install 'headrace[bench]'",
-            ) from None
+        require_transformers()
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         config = AutoConfig.for_model(**checkpoint.config)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         weights = {name: checkpoint.read(name).to(dtype) for name in checkpoint.tensors}

@@ -36,6 +36,16 @@ class Load:
                 remedy=f"Give a number from 0 to {self.input_len - 1}",
             )
 
+    def check_fits(self, context: int) -> None:
+        """Raise `ConfigError` when a prompt and its output exceed a context of so many tokens."""
+        if self.input_len + self.output_len > context:
+            raise ConfigError(
+                f"--input-len {self.input_len} and --output-len {self.output_len} together exceed "
+                f"the context of {context} tokens",
+                remedy="Lower the one or the other, or raise --max-model-len where the model "
+                "is made for more",
+            )
+
     def __str__(self) -> str:
         shared = f" ({self.shared_prefix_len} shared)" if self.shared_prefix_len else ""
         batch = "" if self.batch is None else f", {self.batch} at a time"

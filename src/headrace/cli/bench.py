@@ -31,12 +31,17 @@ def offline(arguments: argparse.Namespace) -> int:
         )
         for count in arguments.num_prompts
     ]
+    from headrace.bench.contestants import require_transformers
     from headrace.bench.offline import measure, table
     from headrace.bench.setting import Setting, engines_of, use_threads
 
+    if arguments.against is not None:
+        require_transformers()
     _take_shape(arguments)
     threads = use_threads(arguments.threads)
     with start(arguments) as llm:
+        for load in loads:
+            load.check_fits(llm.explain().plan.max_model_len.value)
         setting = Setting.of(llm, threads=threads, repeats=arguments.repeats)
         engines = engines_of(llm, arguments.against)
         found = []
