@@ -53,8 +53,9 @@ def test_two_pages_fit_exactly_or_not_at_all() -> None:
 
 def test_the_reason_says_what_set_the_size() -> None:
     assert plan_kv_tokens(10_000, {}, 10, 4, 100).reason == "capped at 100 tokens; 996 would fit"
-    assert plan_kv_tokens(10_000, {}, 10, 4).reason == "10,000 bytes at 10 bytes a token"
-    assert plan_kv_tokens(10_000, {}, 10, 4, 996).reason == "10,000 bytes at 10 bytes a token"
+    bytes_of_three = 3 * 2**20
+    assert plan_kv_tokens(bytes_of_three, {}, 10, 4).reason == "3.0 MiB at 10 bytes a token"
+    assert plan_kv_tokens(10_000, {}, 10, 4, 996).reason == "0.0 MiB at 10 bytes a token"
 
 
 def test_the_table_prints_every_part() -> None:

@@ -59,6 +59,15 @@ def test_lines_keep_to_the_width() -> None:
         assert max(map(len, decisions.splitlines())) <= max(width, 90)
 
 
+def test_a_long_list_of_sizes_does_not_widen_the_column() -> None:
+    text = render(shown(H100), width=100)
+    assert "1..256 (23 sizes)" in text
+    decisions = text.split("Plan\n")[1].split("\n\n")[0].splitlines()
+    assert max(map(len, decisions)) <= 100
+    assert "2,8 " in render(shown(H100, decode_graph=(2, 8)))
+    assert "set by mem_fraction" in text
+
+
 def test_asked_is_told_from_auto() -> None:
     lines = render(shown(page_size=32)).splitlines()
     assert any(line.split()[:3] == ["page_size", "32", "asked"] for line in lines)

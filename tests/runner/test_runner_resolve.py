@@ -1,11 +1,14 @@
 """The plan: values, reasons, refusals, and asks that cannot be honoured."""
 
 import dataclasses
+from dataclasses import replace
 
 import plan_cases as cases
 import pytest
 from plan_cases import CPU, GEMMA3, H100, LLAMA, TURING, persona, plan
 
+from headrace.attention.registry import ATTENTION_BACKENDS, register_attention_backend
+from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import assumed_hardware
 from headrace.runner.choices import CheckpointFacts
@@ -142,6 +145,44 @@ def test_attention_is_chosen_or_the_one_asked_for() -> None:
     assert not one.decode_attention.asked
     with pytest.raises(UnsupportedError, match="Unknown attention backend 'nothing'"):
         plan(attention_backend="nothing")
+
+
+@pytest.fixture
+def odd_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends for a CPU that take few page sizes: `large` and `small` have none in common."""
+    monkeypatch.setattr(ATTENTION_BACKENDS, "_entries", dict(ATTENTION_BACKENDS._entries))
+    for name, sizes in (("large", {32, 128}), ("small", {1, 4})):
+        capabilities = replace(TorchNativeBackend.capabilities, page_sizes=frozenset(sizes))
+        kind = type(name, (TorchNativeBackend,), {"capabilities": capabilities})
+        register_attention_backend(name)(kind)
+
+
+@pytest.mark.usefixtures("odd_pages")
+def test_a_named_backend_has_a_say_in_the_page_size() -> None:
+    large = plan(attention_backend="large").page_size
+    assert (large.value, large.asked) == (32, False)
+    assert "large" in large.refused[0].reason
+    assert plan(decode_attention_backend="small").page_size.value == 4
+    assert plan(hardware=H100, attention_backend="large").page_size.value == 32
+    assert plan(attention_backend="torch_native").page_size.value == 16
+    with pytest.raises(UnsupportedError, match=r"large cannot serve prefill.*Does not take page"):
+        plan(prefill_attention_backend="large", decode_attention_backend="small")
+
+
+@pytest.mark.usefixtures("odd_pages")
+def test_a_backend_that_serves_no_phase_is_told_of_both() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        plan(attention_backend="large", page_size=16)
+    assert "large cannot serve prefill here" in str(caught.value)
+    assert "large cannot serve decode here" in str(caught.value)
+    assert str(caught.value).count("Does not take page size 16") == 1
+
+
+def test_what_is_not_built_is_called_by_its_name() -> None:
+    (refusal,) = plan().prefill_graph.refused
+    assert refusal.reason == "no prefill graph is built in this version"
+    with pytest.raises(UnsupportedError, match=r"prefill_graph = piecewise\. No prefill graph"):
+        plan(prefill_graph="piecewise")
 
 
 def test_graphs_are_off_with_a_refusal_and_off_can_be_asked() -> None:

@@ -75,7 +75,7 @@ def plan_kv_tokens(
     if wanted < fitting:
         reason = f"capped at {cap_tokens:,} tokens; {fitting * page_size:,} would fit"
     else:
-        reason = f"{spare:,} bytes at {per_token:,} bytes a token"
+        reason = f"{spare / 2**20:,.1f} MiB at {per_token:,} bytes a token"
     pool_bytes = (usable + 1) * page_bytes
     return KvBudget(
         tokens=usable * page_size,
@@ -94,7 +94,7 @@ def _lines(
     per_token: int,
     pool_bytes: int,
 ) -> Iterator[BudgetLine]:
-    yield BudgetLine(name="may be spent", bytes=free_bytes)
+    yield spendable_line(free_bytes)
     for name, count in fixed.items():
         yield BudgetLine(name=name, bytes=count)
     yield BudgetLine(
@@ -103,7 +103,20 @@ def _lines(
         note=f"{usable_pages * page_size:,} tokens x {per_token:,} bytes, "
         f"{usable_pages:,} + 1 pages of {page_size}",
     )
-    yield BudgetLine(name="left", bytes=free_bytes - sum(fixed.values()) - pool_bytes)
+    yield BudgetLine(
+        name="left",
+        bytes=free_bytes - sum(fixed.values()) - pool_bytes,
+        note="no further page fits, or none is wanted",
+    )
+
+
+def spendable_line(count: int) -> BudgetLine:
+    """What the lines below it share."""
+    return BudgetLine(
+        name="may be spent",
+        bytes=count,
+        note="on the lines below; set by mem_fraction, after the weights",
+    )
 
 
 def gpu_spendable_bytes(*, free_after_load: int, total: int, mem_fraction: float) -> int:

@@ -3,12 +3,9 @@
 All pure. `resolve` calls them in order, after it made sure that nothing asked contradicts itself.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.registry import ATTENTION_BACKENDS
-from headrace.attention.selection import select_attention
 from headrace.base.decision import Decision, Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
@@ -17,7 +14,7 @@ from headrace.config.persona import ModelTraits
 from headrace.config.plan import RopePlan
 from headrace.runner.memory_table import weight_bytes, window_pool_saving
 
-EAGER_ONLY = "the eager path is the only one built in this version"
+NO_PREFILL_GRAPH = "no prefill graph is built in this version"
 CPU_CONTEXT_CAP = 8192
 CPU_WEIGHT_SHARE = 0.5
 # Tokens a step by device memory in MiB: bigger devices hold larger activations and need larger
@@ -195,59 +192,6 @@ def ropes(traits: ModelTraits, length: int) -> Decision[dict[str, RopePlan]]:
     return Decision(name="ropes", value=ropes, reason=reason)
 
 
-def page_size(config: EngineConfig, hardware: Hardware) -> Decision[int]:
-    if config.page_size is not None:
-        return Decision(
-            name="page_size", value=config.page_size, reason="tokens a page", asked=True
-        )
-    if hardware.platform == "cpu":
-        return Decision(
-            name="page_size", value=16, reason="small pages waste less and share shorter prefixes"
-        )
-    return Decision(
-        name="page_size", value=64, reason="a GPU reads pages of 64 tokens at full bandwidth"
-    )
-
-
-def attention(
-    config: EngineConfig,
-    traits: ModelTraits,
-    hardware: Hardware,
-    *,
-    page_size: int,
-    dtype: str,
-) -> tuple[Decision[str], Decision[str]]:
-    """Backends of prefill and decode, each admitted for every KV group of the model."""
-    found = []
-    for phase in (Phase.PREFILL, Phase.DECODE):
-        asked = getattr(config, f"{phase}_attention_backend") or config.attention_backend
-        decisions = [
-            select_attention(
-                phase,
-                asked,
-                AttentionNeed.of(
-                    phase,
-                    group,
-                    traits.attention,
-                    dtype=dtype,
-                    kv_dtype=dtype,
-                    page_size=page_size,
-                ),
-                hardware,
-            )
-            for group in traits.kv_groups
-        ]
-        chosen = {decision.value for decision in decisions}
-        if len(chosen) > 1:
-            raise UnsupportedError(
-                f"The KV groups of the model would take different backends: {', '.join(chosen)}",
-                why="one backend serves all groups of a phase in this version",
-                remedy="Ask for one with attention_backend to see why it does not serve all groups",
-            )
-        found.append(replace(decisions[0], name=f"{phase}_attention"))
-    return found[0], found[1]
-
-
 def decode_graph(
     config: EngineConfig, hardware: Hardware, *, backend: str, most: int
 ) -> Decision[str | tuple[int, ...]]:
@@ -305,12 +249,13 @@ def _graph_refusal(hardware: Hardware, backend: str) -> Refusal | None:
     return None
 
 
-def unbuilt(name: str, *, asked_off: bool) -> Decision[Any]:
+def prefill_graph(config: EngineConfig) -> Decision[str]:
     """A path that later versions will have."""
-    if asked_off:
+    name = "prefill_graph"
+    if config.prefill_graph == "off":
         return Decision(name=name, value="off", reason="asked to be off", asked=True)
-    refusal = Refusal(subject=name, reason=EAGER_ONLY)
-    return Decision(name=name, value="off", reason="eager takes every step", refused=(refusal,))
+    refusal = Refusal(subject=name, reason=NO_PREFILL_GRAPH)
+    return Decision(name=name, value="off", reason="eager takes every prefill", refused=(refusal,))
 
 
 def prefix_cache(config: EngineConfig) -> Decision[bool]:

@@ -17,6 +17,7 @@ from headrace.memory.budget import (
     cpu_spendable_bytes,
     gpu_spendable_bytes,
     plan_kv_tokens,
+    spendable_line,
     useful_tokens,
 )
 
@@ -180,7 +181,7 @@ def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTabl
         budget = plan_kv_tokens(spendable, fixed, per_token, plan.page_size.value, cap)
     except CapacityError as error:
         lines = (
-            BudgetLine(name="may be spent", bytes=spendable),
+            spendable_line(spendable),
             *(BudgetLine(name=name, bytes=count) for name, count in fixed.items()),
         )
         tokens, reason, shortage = 0, "", str(error)

@@ -12,6 +12,7 @@ from headrace.config.plan import Plan, RopePlan
 from headrace.runner.memory_table import MemoryTable
 from headrace.version import __version__
 
+LISTED_SIZES = 4  # a longer list would widen the column of values for everybody
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
 DECIDED_AT_START = (
     "weight_format",
@@ -179,6 +180,8 @@ def _value_text(value: Any) -> str:
     if value is None:
         return "as fits"
     if isinstance(value, list):
+        if len(value) > LISTED_SIZES:
+            return f"{value[0]}..{value[-1]} ({len(value)} sizes)"
         return ",".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -12,7 +12,7 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits, Persona
 from headrace.config.plan import Plan
-from headrace.runner import choices
+from headrace.runner import attention_choice, choices
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
 
@@ -42,11 +42,11 @@ def resolve(
     dtype = choices.dtype(config, traits, hardware, checkpoint)
     kv_cache_dtype = choices.kv_cache_dtype(config, dtype.value)
     max_model_len = choices.max_model_len(config, traits, hardware)
-    page_size = choices.page_size(config, hardware)
+    page_size = attention_choice.page_size(config, hardware)
     running = choices.max_running_requests(config, hardware)
     problems = list(_conflicts(config, traits, hardware, checkpoint, dtype.value))
     try:
-        prefill, decode = choices.attention(
+        prefill, decode = attention_choice.attention(
             config, traits, hardware, page_size=page_size.value, dtype=dtype.value
         )
     except UnsupportedError as error:
@@ -73,7 +73,7 @@ def resolve(
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
-        prefill_graph=choices.unbuilt("prefill_graph", asked_off=config.prefill_graph == "off"),
+        prefill_graph=choices.prefill_graph(config),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
@@ -91,8 +91,8 @@ def _refuse_unbuilt(config: EngineConfig) -> None:
         for name, value in (("prefill_graph", config.prefill_graph),)
         if value not in ("auto", "off")
     ]
-    reasons = [choices.EAGER_ONLY] if asked else []
-    remedies = ["Use auto or off for graphs"] if asked else []
+    reasons = [choices.NO_PREFILL_GRAPH] if asked else []
+    remedies = ["Use auto or off for prefill_graph"] if asked else []
     if config.deterministic:
         asked.append("deterministic = True")
         reasons.append("kernels whose sums do not depend on the batch are not built yet")
