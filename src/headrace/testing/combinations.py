@@ -48,7 +48,7 @@ class Configuration:
         chunk: prompt tokens a step at most.
         cache: off; cold, nothing in it but what the wave itself shares; warm, half of every prompt;
             hit, all of every prompt that may come from a cache.
-        retraction: a sequence loses row and pages every third step and resumes later.
+        retraction: a sequence loses row and pages every other step and resumes later.
     """
 
     path: str

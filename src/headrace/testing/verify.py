@@ -30,7 +30,7 @@ from headrace.testing.workload import (
 )
 from headrace.text.build import build_tokenizer
 
-RETRACT_EVERY = 3
+RETRACT_EVERY = 2
 POOL_ROUNDS = 3  # times the workload's pages: cached prompts of both waves beside a running one
 
 Run = list[tuple[Wave, list[RequestOutput]]]

@@ -52,6 +52,8 @@ class Wave:
 def prompts_of(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     """Prompts from different places of a text, read in a circle; the three longest share a prefix.
 
+    The longest come first: the last ones then start while others run, which retraction needs.
+
     Args:
         ids: tokens of the text.
     """
@@ -63,7 +65,7 @@ def prompts_of(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     for prompt in prompts[-3:-1]:
         shared = min(SHARED, len(prompt))
         prompt[:shared] = prompts[-1][:shared]
-    return prompts
+    return prompts[::-1]
 
 
 def random_ids(vocab_size: int, count: int, seed: int) -> list[int]:
@@ -107,16 +109,19 @@ def _greedy(index: int) -> SamplingParams:
 
 
 def _sampled(index: int) -> SamplingParams:
-    """Every filter and penalty, alone and together with others."""
+    """Every filter and penalty, alone and together with others.
+
+    A few biased tokens come again and again, so that their counts decide what is chosen.
+    """
     return SamplingParams(
         temperature=0.6 + 0.1 * (index % 5),
         top_p=0.9 if index % 2 else 1.0,
         top_k=40 if index % 3 == 0 else -1,
         min_p=0.02 if index % 4 == 1 else 0.0,
         presence_penalty=0.5 if index % 2 else 0.0,
-        frequency_penalty=0.3 if index % 3 == 1 else 0.0,
-        repetition_penalty=1.2 if index % 4 == 0 else 1.0,
-        logit_bias={7: 2.0} if index % 5 == 3 else None,
+        frequency_penalty=1.0 if index % 4 == 0 else 0.3 if index % 3 == 1 else 0.0,
+        repetition_penalty=1.2 if index % 4 == 2 else 1.0,
+        logit_bias={7: 8.0, 11: 8.0, 13: 8.0} if index % 4 == 0 else None,
         seed=index,
         max_tokens=_length(index),
         ignore_eos=True,
