@@ -19,7 +19,7 @@ from headrace.batch.facts import Bucket
 from headrace.config.hardware import Hardware, assumed_hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 from headrace.kernels.support_triton import triton_available
-from headrace.testing.paged_batches import Case, check, make_scene, run
+from headrace.testing.paged_batches import Case, make_scene, run
 
 NEED = AttentionNeed(
     phase=Phase.DECODE,
@@ -125,20 +125,6 @@ def test_triton_that_cannot_run_here_is_a_refusal(monkeypatch: pytest.MonkeyPatc
         make_scene(Case(rows=[(0, 1)])).backend(TritonBackend)
 
 
-TRITON_CASES = [
-    Case(rows=[(0, 1), (16, 1), (40, 1), (-1, 1)], decode=True, ended=frozenset({2})),
-    Case(rows=[(36, 1)], decode=True, page_size=1, window=16, sinks=True, heads=(9, 3)),
-    Case(rows=[(0, 5), (17, 3), (20, 1)], page_size=64, soft_cap=2.0, ended=frozenset({2})),
-    Case(rows=[(0, 20)], dims=(16, 16), window=7, dtype=torch.bfloat16),
-]
-
-
-@needs_triton
-@pytest.mark.parametrize("case", TRITON_CASES)
-def test_triton_backend(case: Case) -> None:
-    check(case, TritonBackend, with_lse=True)
-
-
 @needs_triton
 def test_triton_graph_metadata_serves_every_length() -> None:
     scene = make_scene(Case(rows=[(0, 1), (70, 1)], decode=True))
@@ -199,19 +185,3 @@ def test_hybrid_sends_decode_to_one_part_and_the_rest_to_the_other() -> None:
     hybrid.capture_buffers(Bucket(tokens=1, sequences=1))
     hybrid.prepare_metadata_in_graph(make_scene(Case(rows=[(3, 1)], decode=True)).batch)
     assert decode.calls[2:] == ["buffers", "prepare in graph"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", [TorchNativeBackend, TritonBackend])
-@pytest.mark.parametrize("habits", [{}, {"window": 16}, {"soft_cap": 2.0, "sinks": True}])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("decode", [True, False])
-def test_on_the_gpu(
-    kind: type[AttentionBackend], habits: dict[str, object], dtype: torch.dtype, decode: bool
-) -> None:
-    lengths = [1, 15, 16, 17, 200]
-    rows = [(length - 1, 1) for length in lengths]
-    if not decode:
-        rows = [(0, 17), (199, 1), (16, 15), (31, 2), (5, 200)]
-    case = Case(rows=rows, decode=decode, dtype=dtype, device="cuda", **habits)  # type: ignore[arg-type]
-    check(case, kind)
