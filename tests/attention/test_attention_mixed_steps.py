@@ -93,7 +93,6 @@ def test_the_kernels_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = backend._eager  # of the first mixed step, kept for the second
     assert scratch is not None
     assert scratch.lse.numel() == 3 * 6 * 4
-    assert not scratch.arrived.any()
     longer = make_scene(Case(rows=[(500, 1), *rows[1:]]))
     attend(longer, backend, ForwardMode.MIXED)
     assert backend._eager is not scratch

@@ -89,7 +89,7 @@ def main(capability: int, *shapes: str) -> None:
         q = torch.empty(8, heads, dim, dtype=kind)
         caches = (torch.empty(4, page, kv_heads, size, dtype=kind) for size in (dim, value_dim))
         table, lens = (torch.zeros(size, dtype=torch.int32) for size in ((8, 3), (8,)))
-        options: dict[str, Any] = {"scale": 0.1, "pdl": capability >= 90}
+        options: dict[str, Any] = {"scale": 0.1}
         if traits == "all":
             options |= {
                 "window": 100,
@@ -98,7 +98,9 @@ def main(capability: int, *shapes: str) -> None:
                 "lse": torch.empty(8, heads),
             }
         arguments = (q, *caches, table)
-        extend_attention_triton.paged_extend(*arguments, lens, lens, lens, max_extend=8, **options)
+        extend_attention_triton.paged_extend(
+            *arguments, lens, lens, lens, max_extend=8, pdl=capability >= 90, **options
+        )
         for splits in (1, 4):
             decode_attention_triton.paged_decode(*arguments, lens, splits=splits, **options)
             if splits == 1:

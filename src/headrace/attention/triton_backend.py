@@ -155,7 +155,6 @@ class TritonBackend(AttentionBackend):
             "window": layer.window,
             "soft_cap": layer.soft_cap,
             "sinks": layer.sinks,
-            "pdl": self._pdl,
         }
         decode = habits | {"max_seq_len": self._max_seq_len, "scratch": self._scratch}
         if batch.extend_start is None:
@@ -191,6 +190,7 @@ class TritonBackend(AttentionBackend):
             max_extend=self._max_extend,
             out=out,
             lse=lse,
+            pdl=self._pdl,
         )
         return out
 

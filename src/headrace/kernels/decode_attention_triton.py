@@ -2,11 +2,10 @@
 
 Reading K and V once is the whole cost of decode. The heads of a group share each block they read,
 and a row's keys are cut over several programs when the batch alone does not fill the device
-(flash-decoding, Dao et al., 2023). The last of a row's programs to arrive weighs the parts of all,
-in the order of the splits, whoever came last. Meaning and shapes: `attention_twins.paged_decode`.
+(flash-decoding, Dao et al., 2023). Meaning and shapes: `attention_twins.paged_decode`.
 
 Runtime integers are not specialised, and strides of the pool are constants of a model: a model has
-two variants (one split, several), however batches look.
+two variants (one split, several) and the combine kernel, however batches look.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,10 +28,8 @@ from headrace.kernels.attention_math_triton import (
     softmax_step,
 )
 from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
-from headrace.kernels.fused_math_triton import begin, launch_options, next_power, wait
-from headrace.kernels.sampling_math_triton import last_to_arrive
 
-COMBINED_VALUES = 8192  # of the parts that a program reads at once: 64 registers of a thread
+COMBINE_BLOCK = 16  # splits that the combine kernel reads at once
 BLOCK_BYTES = 32 * 1024  # of K and V in flight per pipeline stage
 
 
@@ -52,26 +49,23 @@ def paged_decode(
     max_seq_len: int | None = None,
     splits: int | None = None,
     scratch: DecodeScratch | None = None,
-    pdl: bool = False,
 ) -> Tensor:
-    """`attention_twins.paged_decode`, with the kernel's own arguments.
+    """`attention_twins.paged_decode`, with the kernel's own two arguments.
 
     Args:
         max_seq_len: host bound on `seq_lens` for the choice of splits; results do not depend on it.
         splits: programs per row and KV head; `decode_splits` chooses if absent. A constant makes a
             row's result the same bits in every batch.
         scratch: where splits meet; allocated if absent and needed.
-        pdl: programmatic dependent launch.
 
     Raises:
-        UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
-            before Hopper.
+        UnsupportedError: device, dtype, head size or page size the kernel does not take.
     """
     batch, heads, dim = q.shape
     page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     if out is None:
         out = q.new_empty(batch, heads, value_dim)
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=False)
     if batch == 0:
         return out
     if splits is None:
@@ -82,13 +76,15 @@ def paged_decode(
             multiprocessors=multiprocessors(q.device),
             window=window,
         )
-    need = {"batch": batch, "heads": heads, "splits": splits, "value_dim": value_dim}
+    if splits > 1 and scratch is None:
+        scratch = DecodeScratch.allocate(
+            batch=batch, heads=heads, splits=splits, value_dim=value_dim, device=q.device
+        )
     parts = None
     if splits > 1:
-        parts = scratch or DecodeScratch.allocate(**need, device=q.device)
-        assert parts.holds(**need)
-    group = heads // kv_heads
-    group_parts = next_power(group) * padded(value_dim)
+        assert scratch is not None
+        assert scratch.holds(batch=batch, heads=heads, splits=splits, value_dim=value_dim)
+        parts = scratch
     row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
     _decode_kernel[(batch, kv_heads, splits)](
         q,
@@ -96,41 +92,49 @@ def paged_decode(
         v_cache,
         page_table,
         seq_lens,
-        sinks,
+        sinks if parts is None else None,
         out,
-        lse,
+        lse if parts is None else None,
         None if parts is None else parts.values,
         None if parts is None else parts.lse,
-        None if parts is None else parts.arrived,
         scale,
         soft_cap,
         window,
         page_table.stride(0),
         q.stride(0),
         q.stride(1),
-        GROUP=group,
-        GROUP_PAD=padded(group),
-        GROUP_PARTS=next_power(group),
+        GROUP=heads // kv_heads,
+        GROUP_PAD=padded(heads // kv_heads),
         DIM=dim,
         DIM_PAD=padded(dim),
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
         PAGE=page,
         BLOCK=block_keys(row_bytes, BLOCK_BYTES),
-        SPLITS_BLOCK=max(1, COMBINED_VALUES // group_parts),
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
-        PDL=pdl,
         num_warps=4,
         num_stages=2,  # more stages take shared memory from the neighbours, and gain nothing
-        **launch_options(pdl),
     )
+    if parts is not None:
+        _combine_kernel[(batch, heads)](
+            parts.values,
+            parts.lse,
+            sinks,
+            out,
+            lse,
+            splits,
+            BLOCK=COMBINE_BLOCK,
+            VALUE_DIM=value_dim,
+            VALUE_PAD=padded(value_dim),
+            num_warps=4,
+        )
     return out
 
 
 @triton.jit(
     do_not_specialize=["window", "table_stride"],
-    do_not_specialize_on_alignment=["page_table", "seq_lens", "sinks", "lse", "arrived"],
+    do_not_specialize_on_alignment=["page_table", "seq_lens", "sinks", "lse"],
 )
 def _decode_kernel(
     q,
@@ -143,7 +147,6 @@ def _decode_kernel(
     lse,
     part_values,
     part_lse,
-    arrived,
     scale,
     soft_cap,
     window,
@@ -152,27 +155,22 @@ def _decode_kernel(
     q_head_stride,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
-    GROUP_PARTS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: one row, one KV head, one split of the keys. Without `part_values` it is whole.
 
     The keys from the window's first to the row's last are cut into equal runs of whole blocks by
-    the length on the device; a split past the end only says that it saw nothing, and arrives.
+    the length on the device; a split past the end only says that it saw nothing.
     """
-    begin(PDL)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
-    wait(PDL)  # lengths and page table are of this step too
     end = tl.load(seq_lens + row)
     first = 0
     if window is not None:
@@ -205,102 +203,67 @@ def _decode_kernel(
         logits = tl.where(live[None, :], logits, float("-inf"))
         top, total, values = softmax_step(logits, v, top, total, values)
 
-    first_place = (row.to(tl.int64) * tl.num_programs(1) + kv_head) * GROUP  # of [B, N]
+    place = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + head  # [GROUP_PAD] of [B, N]
+    value_column = tl.arange(0, VALUE_PAD)
+    out_mask = (member < GROUP)[:, None] & (value_column < VALUE_DIM)[None, :]
     if part_values is None:
-        _store_heads(
-            first_place, kv_head, top, total, values, sinks, out, lse, GROUP, GROUP_PAD,
-            VALUE_DIM, VALUE_PAD,
-        )  # fmt: skip
+        if sinks is not None:
+            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0)
+            top, total, values = add_sink(sink, top, total, values)
+        out_offsets = place[:, None] * VALUE_DIM + value_column[None, :]
+        tl.store(out + out_offsets, divide(values, total).to(out.dtype.element_ty), mask=out_mask)
+        if lse is not None:
+            tl.store(lse + place, base2_lse(top, total) * LN_2, mask=member < GROUP)
     else:
-        part = (first_place + member) * splits + split  # [GROUP_PAD] of [B, N, S]
+        part = place * splits + split
         tl.store(part_lse + part, base2_lse(top, total), mask=member < GROUP)
         if start < end:
-            value_column = tl.arange(0, VALUE_PAD)
-            tl.store(
-                part_values + part[:, None] * VALUE_DIM + value_column[None, :],
-                divide(values, total),
-                mask=(member < GROUP)[:, None] & (value_column < VALUE_DIM)[None, :],
-            )
-        if last_to_arrive(arrived + row * tl.num_programs(1) + kv_head, AXIS=2):
-            all_top, all_total, all_values = _combine(
-                part_values, part_lse, first_place, splits, GROUP, GROUP_PARTS, SPLITS_BLOCK,
-                VALUE_DIM, VALUE_PAD,
-            )  # fmt: skip
-            _store_heads(
-                first_place, kv_head, all_top, all_total, all_values, sinks, out, lse, GROUP,
-                GROUP_PARTS, VALUE_DIM, VALUE_PAD,
-            )  # fmt: skip
+            part_offsets = part[:, None] * VALUE_DIM + value_column[None, :]
+            tl.store(part_values + part_offsets, divide(values, total), mask=out_mask)
 
 
-@triton.jit
-def _combine(
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["sinks", "lse"],
+)
+def _combine_kernel(
     part_values,
     part_lse,
-    first_place,
-    splits,
-    GROUP: tl.constexpr,
-    GROUP_PARTS: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_PAD: tl.constexpr,
-):
-    """Weighs the splits' values by their sums, for the heads of one group.
-
-    The parts come from other programs, by way of the L2 (`.cg`). Sums and values are asked for
-    together; a split that saw nothing left its values unwritten, and they are replaced.
-    """
-    member = tl.arange(0, GROUP_PARTS)
-    column = tl.arange(0, VALUE_PAD)
-    top = tl.full([GROUP_PARTS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PARTS], tl.float32)
-    values = tl.zeros([GROUP_PARTS, VALUE_PAD], tl.float32)
-    for block in range(0, splits, SPLITS_BLOCK):
-        split = block + tl.arange(0, SPLITS_BLOCK)[:, None]
-        there = (split < splits) & (member < GROUP)[None, :]
-        part = (first_place + member)[None, :] * splits + split  # [SPLITS_BLOCK, GROUP_PARTS]
-        sums = tl.load(part_lse + part, mask=there, other=float("-inf"), cache_modifier=".cg")
-        rows = tl.load(
-            part_values + part[:, :, None] * VALUE_DIM + column[None, None, :],
-            mask=there[:, :, None] & (column < VALUE_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        rows = tl.where((sums > float("-inf"))[:, :, None], rows, 0.0)
-        new_top = tl.maximum(top, tl.max(sums, 0))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(sums - base[None, :])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 0)
-        values = values * shrink[:, None] + tl.sum(rows * weights[:, :, None], 0)
-        top = new_top
-    return top, total, values
-
-
-@triton.jit
-def _store_heads(
-    first_place,
-    kv_head,
-    top,
-    total,
-    values,
     sinks,
     out,
     lse,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
+    splits,
+    BLOCK: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
 ):
-    """Writes the results [ROWS, VALUE_PAD] of the heads of a group, sinks taken in."""
-    member = tl.arange(0, ROWS)
-    live = member < GROUP
-    if sinks is not None:
-        sink = tl.load(sinks + kv_head * GROUP + member, mask=live, other=0.0)
-        top, total, values = add_sink(sink, top, total, values)
-    place = first_place + member
+    """One program: one row and query head. Weighs the splits' values by their sums."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    place = row.to(tl.int64) * heads + head
     column = tl.arange(0, VALUE_PAD)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    values = tl.zeros([1, VALUE_PAD], tl.float32)
+    for block in range(0, splits, BLOCK):
+        split = block + tl.arange(0, BLOCK)
+        part = place * splits + split
+        sums = tl.load(part_lse + part, mask=split < splits, other=float("-inf"))
+        # Splits that saw nothing left their values unwritten.
+        mask = (sums > float("-inf"))[:, None] & (column < VALUE_DIM)[None, :]
+        rows = tl.load(
+            part_values + part[:, None] * VALUE_DIM + column[None, :], mask=mask, other=0.0
+        )
+        new_top = tl.maximum(top, tl.max(sums, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(sums - base)  # [BLOCK]
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 0)
+        values = values * shrink[:, None] + tl.sum(rows * weights[:, None], 0)[None, :]
+        top = new_top
+    if sinks is not None:
+        top, total, values = add_sink(tl.load(sinks + head), top, total, values)
+    out_offsets = place * VALUE_DIM + column[None, :]
     result = divide(values, total).to(out.dtype.element_ty)
-    out_mask = live[:, None] & (column < VALUE_DIM)[None, :]
-    tl.store(out + place[:, None] * VALUE_DIM + column[None, :], result, mask=out_mask)
+    tl.store(out + out_offsets, result, mask=(column < VALUE_DIM)[None, :])
     if lse is not None:
-        tl.store(lse + place, base2_lse(top, total) * LN_2, mask=live)
+        tl.store(lse + place + tl.arange(0, 1), base2_lse(top, total) * LN_2)

@@ -53,15 +53,12 @@ def multiprocessors(device: torch.device) -> int:
 class DecodeScratch:
     """Where the splits of one decode call leave their parts; may be shared by all layers.
 
-    Shapes: `values` [B, N, S, Dv] and `lse` [B, N, S] (base 2), both float32; `arrived` [B, N]
-    int32, the splits of a row and KV head that are done: 0 between calls, every call leaves it so.
-    All contiguous; larger batches and split counts than a call needs are fine, since only elements
-    are counted. Calls that may run at the same time need scratch of their own.
+    Shapes: `values` [B, N, S, Dv] and `lse` [B, N, S] (base 2), both float32, contiguous; larger
+    batches and split counts than a call needs are fine, since only elements are counted.
     """
 
     values: Tensor
     lse: Tensor
-    arrived: Tensor
 
     @classmethod
     def allocate(
@@ -71,13 +68,8 @@ class DecodeScratch:
         return cls(
             values=torch.empty((*shape, value_dim), dtype=torch.float32, device=device),
             lse=torch.empty(shape, dtype=torch.float32, device=device),
-            arrived=torch.zeros(batch, heads, dtype=torch.int32, device=device),
         )
 
     def holds(self, *, batch: int, heads: int, splits: int, value_dim: int) -> bool:
         parts = batch * heads * splits
-        return (
-            self.arrived.numel() >= batch * heads
-            and self.lse.numel() >= parts
-            and self.values.numel() >= parts * value_dim
-        )
+        return self.lse.numel() >= parts and self.values.numel() >= parts * value_dim

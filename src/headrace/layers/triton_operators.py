@@ -66,7 +66,7 @@ class TritonOperators:
                 x, weight, bias=linear.bias, residual=residual, pdl=self._pdl
             )
             return total
-        # In place: cuBLAS adds into its output, so anywhere else the residual is copied there first.
+        # In place: cuBLAS adds into its output, else the residual is copied there first.
         residual.addmm_(x, weight.t())
         return residual if linear.bias is None else residual.add_(linear.bias)
 
