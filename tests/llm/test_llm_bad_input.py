@@ -1,6 +1,8 @@
 """What cannot be served is refused before anything runs, by index; the next call works."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,42 @@ def test_a_checkpoint_without_tokenizer(plain_folder: Path) -> None:
     ]
     for call in calls:
         assert_nothing_ran(llm, call, "no tokenizer")
+
+
+def stating_ends(path: Path, count: int) -> Path:
+    """A checkpoint with so many end tokens: ids from 0 on, and the tokenizer's own."""
+    folder = write_checkpoint(path, "llama")
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [*range(count)]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_no_more_ends_than_a_row_holds(tmp_path: Path) -> None:
+    llm = make_llm(stating_ends(tmp_path, 99), max_model_len=64)
+    full = replace(GREEDY, ignore_eos=False, stop_token_ids=[*range(100, 128)])
+    over = replace(full, stop_token_ids=[*range(100, 129)])
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.generate(["good", "also good"], [GREEDY, over], use_tqdm=False),
+        lambda: llm.stream("x", over),
+    ]
+    for call in calls:
+        assert_nothing_ran(llm, call, "29 ids", "100 end tokens", "129 together", "at most 128")
+    mates = [
+        full,
+        replace(over, ignore_eos=True),
+        replace(over, stop_token_ids=[*range(64)]),
+        GREEDY,
+    ]
+    outputs = llm.generate(["x"] * 4, mates, use_tqdm=False)
+    assert {each.outputs[0].finish_reason for each in outputs} <= {"stop", "length"}
+    assert len(outputs[3].outputs[0].token_ids) == 8
+    assert_nothing_is_held(llm)
+
+
+def test_a_model_with_more_ends_than_a_row_holds(tmp_path: Path) -> None:
+    assert len(make_llm(stating_ends(tmp_path / "full", 127)).engine.eos_token_ids) == 128
+    with pytest.raises(CheckpointError, match=r"states 129 end tokens.*at most 128"):
+        make_llm(stating_ends(tmp_path / "over", 128))
 
 
 def test_chat_without_a_template(tmp_path: Path) -> None:

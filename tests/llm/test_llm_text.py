@@ -195,8 +195,23 @@ def test_a_stream_of_several_continuations(llm: LLM) -> None:
     for each in output.outputs:
         text, token_ids, _ = joined(parts[each.index])
         assert (text, token_ids) == (each.text, each.token_ids)
-        assert parts[each.index][-1].finish_reason == each.finish_reason
+        *before, last = parts[each.index]
+        assert last.finish_reason == each.finish_reason
+        assert all(piece.finish_reason is None for piece in before)
     assert len({tuple(each.token_ids) for each in output.outputs}) == 3
+
+
+def test_each_continuation_ends_once_in_a_stream(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=2, max_tokens=12, stop_token_ids=[*range(0, 60)])
+    pieces = list(llm.stream(PROMPT, params))
+    counts = {
+        index: sum(len(piece.token_ids) for piece in pieces if piece.index == index)
+        for index in range(4)
+    }
+    assert len(set(counts.values())) > 1  # some end earlier, while the others go on
+    endings = [piece.index for piece in pieces if piece.finish_reason is not None]
+    assert sorted(endings) == [0, 1, 2, 3]
+    assert all(piece.token_ids or piece.finish_reason for piece in pieces)
 
 
 def test_chat_is_the_template_and_the_rest(folder: Path) -> None:

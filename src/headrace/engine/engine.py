@@ -17,6 +17,7 @@ from headrace.engine.outputs import Piece, RequestOutput
 from headrace.engine.prompts import (
     Prompt,
     bad_words,
+    check_end_tokens,
     check_params,
     default_params,
     prompt_token_ids,
@@ -47,13 +48,15 @@ class PreparedRequest:
     """A request that was found valid; `submit` cannot refuse it.
 
     Attributes:
-        text: the prompt as text, where it came so. host_mask: bad words of the request.
+        text: the prompt as text, where it came so. stop_ids: ids that end it, the model's own
+            included. host_mask: bad words of the request.
     """
 
     text: str | None
     token_ids: Sequence[int]
     params: SamplingParams
     max_tokens: int
+    stop_ids: frozenset[int]
     host_mask: HostMask | None
 
 
@@ -125,6 +128,7 @@ class Engine:
         self.tokenizer = _tokenizer(self.settled)
         self.vocab_size = self.settled.persona.traits.vocab_size
         self.eos_token_ids = _eos_token_ids(self.settled, self.tokenizer)
+        check_end_tokens(self.eos_token_ids)
         self.default_params = default_params(checkpoint.generation_config)
         self.worker = assemble(self.settled, progress=progress, model=model)
         self.scheduler = Scheduler(
@@ -172,6 +176,7 @@ class Engine:
             RequestError: it can never be served.
         """
         check_params(params, self.tokenizer, self.vocab_size)
+        ends = stop_ids(params, self.eos_token_ids)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))
         max_tokens = params.max_tokens or self._room(len(ids), params, default_max_tokens)
@@ -180,6 +185,7 @@ class Engine:
             token_ids=ids,
             params=params,
             max_tokens=max_tokens,
+            stop_ids=ends,
             host_mask=bad_words(params, self.tokenizer),
         )
 
@@ -203,12 +209,15 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt,
         )
-        outputs = [self._sequence_output(request, index) for index in range(prepared.params.n)]
+        outputs = [
+            self._sequence_output(request, index, prepared.stop_ids)
+            for index in range(prepared.params.n)
+        ]
         with interrupts_held():
             sequences = self.scheduler.add(
                 request,
                 prepared.max_tokens,
-                stop_ids(prepared.params, self.eos_token_ids),
+                prepared.stop_ids,
                 [Admission(sink=output, host_mask=prepared.host_mask) for output in outputs],
             )
             handle = RequestHandle(request, prepared.text, outputs, sequences)
@@ -278,7 +287,9 @@ class Engine:
         room = self.scheduler.longest_output(prompt_length)
         return room if default is None else min(max(default, params.min_tokens), room)
 
-    def _sequence_output(self, request: Request, index: int) -> SequenceOutput:
+    def _sequence_output(
+        self, request: Request, index: int, hidden_ids: frozenset[int]
+    ) -> SequenceOutput:
         params = request.params
         text = None
         if self.tokenizer is not None:
@@ -293,7 +304,7 @@ class Engine:
         return SequenceOutput(
             index,
             text,
-            hidden_ids=stop_ids(params, self.eos_token_ids),
+            hidden_ids=hidden_ids,
             keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
         )
 

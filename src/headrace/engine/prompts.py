@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from headrace.base.errors import CheckpointError, RequestError
+from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.bad_words import BadWords
 from headrace.text.tokenizer import Tokenizer
@@ -90,9 +91,31 @@ def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords |
 
 
 def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Ids that end a sequence of this request."""
+    """Ids that end a sequence of this request.
+
+    Raises:
+        RequestError: more than a row holds, those of the request and of the model together.
+    """
     own = frozenset(params.stop_token_ids)
-    return own if params.ignore_eos else own | eos_token_ids
+    ids = own if params.ignore_eos else own | eos_token_ids
+    if len(ids) > MAX_ROW_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids has {len(own)} ids and the model has {len(eos_token_ids)} end tokens "
+            f"of its own: {len(ids)} together",
+            why=f"a sequence ends on at most {MAX_ROW_STOP_IDS} different ids",
+            remedy="Give fewer stop_token_ids, or ignore_eos to do without the model's",
+        )
+    return ids
+
+
+def check_end_tokens(eos_token_ids: frozenset[int]) -> None:
+    """Raise `CheckpointError` for a model whose own end tokens fill more than a row."""
+    if len(eos_token_ids) > MAX_ROW_STOP_IDS:
+        raise CheckpointError(
+            f"The checkpoint states {len(eos_token_ids)} end tokens",
+            why=f"a sequence ends on at most {MAX_ROW_STOP_IDS} different ids",
+            remedy="Shorten eos_token_id in its config.json or generation_config.json",
+        )
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:

@@ -32,7 +32,7 @@ class SequenceOutput:
         self._text, self._hidden_ids = text, hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
-        self._prompt_taken = False
+        self._prompt_taken = self._ending_taken = False
 
     # ---- from the scheduler
 
@@ -60,12 +60,13 @@ class SequenceOutput:
     # ---- to the caller
 
     def take_piece(self) -> Piece | None:
-        """What is new since the last call; `None` when nothing is."""
-        texts, tokens = self._taken_texts, self._taken_tokens
-        if tokens == len(self.token_ids) and texts == len(self._shown) and self.ending is None:
+        """What is new since the last call; `None` when nothing is. The ending comes once, last."""
+        texts, tokens, ending = self._taken_texts, self._taken_tokens, self.ending
+        is_new = tokens < len(self.token_ids) or texts < len(self._shown)
+        if not is_new and (ending is None or self._ending_taken):
             return None
         self._taken_texts, self._taken_tokens = len(self._shown), len(self.token_ids)
-        ending = self.ending
+        self._ending_taken = ending is not None
         prompt_entries = None if self._prompt_taken else self.prompt_entries
         self._prompt_taken = True
         return Piece(
