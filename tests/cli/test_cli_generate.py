@@ -129,6 +129,17 @@ def test_ctrl_c_still_shows_statistics(fake, capsys) -> None:
     assert "interrupted" in shown.err
 
 
+def test_ctrl_c_in_a_batch_counts_no_tokens(fake, capsys, monkeypatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, "generate", interrupt)
+    assert main(["generate", "m", "-p", "x", "--json", "--stats"]) == 130
+    shown = capsys.readouterr().err
+    assert "no output after" in shown
+    assert "paths: eager x 6" in shown
+
+
 @pytest.mark.parametrize(
     ("flags", "text", "part"),
     [

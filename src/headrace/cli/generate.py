@@ -205,6 +205,8 @@ def _top(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
 def _statistics(llm: "LLM", clock: Clock) -> str:
     seconds = max(clock.ended - clock.started, 1e-9)
     parts = [f"{clock.tokens} tokens in {seconds:.2f} s, {clock.tokens / seconds:.1f} tokens/s"]
+    if not clock.tokens:  # a batch that was interrupted hands nothing over
+        parts = [f"no output after {seconds:.2f} s"]
     if clock.first_token is not None and clock.first_token < clock.ended:
         parts.append(f"first token after {clock.first_token - clock.started:.2f} s")
     steps: Counter[str] = Counter()
