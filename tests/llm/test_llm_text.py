@@ -202,7 +202,7 @@ def test_a_stream_of_several_continuations(llm: LLM) -> None:
 
 
 def test_each_continuation_ends_once_in_a_stream(llm: LLM) -> None:
-    params = SamplingParams(n=4, seed=2, max_tokens=12, stop_token_ids=[*range(0, 60)])
+    params = SamplingParams(n=4, seed=2, max_tokens=12, stop_token_ids=[*range(60)])
     pieces = list(llm.stream(PROMPT, params))
     counts = {
         index: sum(len(piece.token_ids) for piece in pieces if piece.index == index)
