@@ -1,12 +1,16 @@
 """Names to paths: paths, short names with their packages, hub ids (without a network)."""
 
+import errno
 import hashlib
+import os
+import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
+from headrace.base.errors import CheckpointError, ConfigError, NotFoundError, UnsupportedError
 from headrace.checkpoint import hub, names, resolve_model
 from headrace.checkpoint.names import SHORT_NAMES, ModelPackage
 
@@ -72,6 +76,60 @@ def test_a_torn_file_in_the_cache_is_made_again(pretend):
     (root / "cache").mkdir()
     (root / "cache" / "whole.bin").write_bytes(WHOLE[:5])
     assert resolve_model("pretend").read_bytes() == WHOLE
+
+
+def test_a_broken_header_in_the_cache_is_made_again(pretend):
+    root = pretend()
+    (root / "cache").mkdir()
+    (root / "cache" / "whole.bin").write_bytes(b"X" + WHOLE[1:])
+    assert resolve_model("pretend").read_bytes() == WHOLE
+
+
+def test_others_may_read_the_joined_file(pretend):
+    pretend()
+    mask = os.umask(0o022)
+    try:
+        assert resolve_model("pretend").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(mask)
+
+
+def test_what_killed_runs_left_is_removed(pretend):
+    root = pretend()
+    cache = root / "cache"
+    cache.mkdir()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    host = socket.gethostname()
+    dead = cache / f".whole.bin.{host}.{gone.pid}.ab.part"
+    running = cache / f".whole.bin.{host}.{os.getpid()}.ab.part"
+    old, elsewhere = cache / ".whole.bin.elder", cache / f".whole.bin.x{host}.{gone.pid}.ab.part"
+    for file in (dead, running, old, elsewhere):
+        file.touch()
+    os.utime(old, (0, 0))
+    path = resolve_model("pretend")
+    assert set(cache.iterdir()) == {path, running, elsewhere}
+
+
+def test_a_full_cache_is_named(pretend, monkeypatch):
+    root = pretend()
+
+    def full(parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield
+
+    monkeypatch.setattr(names, "_blocks", full)
+    with pytest.raises(ConfigError, match=r"No space left.*HEADRACE_CACHE"):
+        resolve_model("pretend")
+    assert list((root / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, f"owner/{'n' * 300}", "~no-such-user-x/y", "owner/a..b", "a\0b"]
+)
+def test_a_name_no_path_can_have(name):
+    with pytest.raises(NotFoundError, match="not found"):
+        resolve_model(name)
 
 
 def test_a_wrong_hash_leaves_nothing(pretend):

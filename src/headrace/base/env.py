@@ -4,7 +4,8 @@ Unknown names with our prefix are reported by `unknown_variables`, so that a typ
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,32 @@ VARIABLES = {
 
 
 def cache_dir() -> Path:
-    """Folder for files the engine makes (assembled GGUF parts, caches); created when missing."""
-    path = Path(_read("HEADRACE_CACHE")).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    """Folder for files the engine makes (assembled GGUF parts, caches); created when missing.
+
+    Raises:
+        ConfigError: there can be no such folder.
+    """
+    with using_cache():
+        path = Path(_read("HEADRACE_CACHE")).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@contextmanager
+def using_cache() -> Iterator[None]:
+    """Around whatever reads or writes files below `cache_dir`.
+
+    Raises:
+        ConfigError: an OSError came out (read-only, full, no folder); names HEADRACE_CACHE.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~user` of nobody
+        raise ConfigError(
+            f"The cache folder {_read('HEADRACE_CACHE')} cannot be used",
+            why=str(error),
+            remedy="Set HEADRACE_CACHE to a folder that can be written and has room",
+        ) from error
 
 
 def log_level() -> str:

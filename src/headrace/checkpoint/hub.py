@@ -1,5 +1,6 @@
 """Models of the Hugging Face hub: the one user of huggingface_hub."""
 
+import os
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -93,6 +94,7 @@ def _from_cache(
 ) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -104,6 +106,8 @@ def _from_cache(
             "It is no existing path and no short name; the hub has no such repository or revision, "
             "or wants you to log in",
         ) from error
+    if isinstance(error, HFValidationError):
+        raise _not_found(name, f"It is no existing path and no hub id: {error}") from error
     try:
         cached: Any = snapshot_download(repository, revision=revision, local_files_only=True)
     except LocalEntryNotFoundError:
@@ -113,7 +117,7 @@ def _from_cache(
             f"({type(error).__name__}: {error}) and the local hub cache does not hold it",
         ) from error
     path = Path(cached) / file if file else Path(cached)
-    if not path.exists():
+    if not os.path.exists(path):  # false, not an error, for a name too long
         raise _not_found(name, f"The hub is out of reach and {cached} lacks {file}") from error
     logger.warning("the hub is out of reach (%s); using %s", error, path)
     return path

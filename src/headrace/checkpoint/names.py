@@ -2,12 +2,15 @@
 
 import hashlib
 import os
-import tempfile
+import secrets
+import socket
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.base.env import cache_dir
+from headrace.base.env import cache_dir, using_cache
 from headrace.base.errors import CheckpointError, NotFoundError
 from headrace.base.log import get_logger
 from headrace.checkpoint.hub import is_hub_id, resolve_hub_model
@@ -15,6 +18,8 @@ from headrace.checkpoint.hub import is_hub_id, resolve_hub_model
 logger = get_logger(__name__)
 
 _COPY_BYTES = 1 << 20
+_HEADER_BYTES = 8 << 20  # more than the metadata of the models below
+_SECONDS_OF_A_DAY = 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +79,13 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         NotFoundError: none of them; the message says what was tried, or how to install the
             packages of a short name.
         CheckpointError: the parts of a package do not make the file they should.
+        ConfigError: the cache folder, where they are joined, cannot be used.
         UnsupportedError: the hub repository holds no format that can be read.
     """
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return path
+    # os.path takes what no path can be (too long, `~` of nobody) for one that does not exist.
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
     if name in SHORT_NAMES:
         return _resolve_package(name, SHORT_NAMES[name])
     if is_hub_id(name):
@@ -105,11 +112,20 @@ def _resolve_package(name: str, package: ModelPackage) -> Path:
     if len(found) == 1:
         return found[0]
     joined = cache_dir() / package.file_name
-    size = sum(file.stat().st_size for file in found)
-    # The file appears under its name only when its hash was right; its size is enough afterwards.
-    if not joined.is_file() or joined.stat().st_size != size:
-        _join(found, joined, package.sha256)
+    with using_cache():
+        _remove_left_behind(joined)
+        if not _is_whole(joined, found):
+            _join(found, joined, package.sha256)
     return joined
+
+
+def _is_whole(joined: Path, parts: list[Path]) -> bool:
+    """Whether it has the parts' size and header; its hash was right when it was made."""
+    if not joined.is_file() or joined.stat().st_size != sum(part.stat().st_size for part in parts):
+        return False
+    with parts[0].open("rb") as source, joined.open("rb") as copy:
+        header = source.read(_HEADER_BYTES)
+        return copy.read(len(header)) == header
 
 
 def _package_file(folder: str, file: str) -> Path | None:
@@ -128,14 +144,13 @@ def _join(parts: list[Path], target: Path, sha256: str) -> None:
     """Write the parts one after the other; the target appears whole and checked, or not at all."""
     logger.info("joining %d parts into %s", len(parts), target)
     digest = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    owner = f"{socket.gethostname()}.{os.getpid()}"
+    temporary = target.with_name(f".{target.name}.{owner}.{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "wb") as out:
-            for part in parts:
-                with part.open("rb") as source:
-                    while block := source.read(_COPY_BYTES):
-                        digest.update(block)
-                        out.write(block)
+        with temporary.open("xb") as out:  # not mkstemp, whose files nobody else may read
+            for block in _blocks(parts):
+                digest.update(block)
+                out.write(block)
         if digest.hexdigest() != sha256:
             raise CheckpointError(
                 f"The parts of {target.name} do not make the file they should",
@@ -144,5 +159,35 @@ def _join(parts: list[Path], target: Path, sha256: str) -> None:
             )
         os.replace(temporary, target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def _blocks(parts: list[Path]) -> Iterator[bytes]:
+    for part in parts:
+        with part.open("rb") as source:
+            while block := source.read(_COPY_BYTES):
+                yield block
+
+
+def _remove_left_behind(target: Path) -> None:
+    """Unfinished files of runs that were killed: of dead processes of this host, or a day old."""
+    ours = f".{target.name}.{socket.gethostname()}."
+    for file in target.parent.iterdir():
+        if not file.name.startswith(f".{target.name}."):
+            continue
+        process = file.name.removeprefix(ours).partition(".")[0]
+        is_dead = file.name.startswith(ours) and process.isdecimal() and not _runs(int(process))
+        if is_dead or time.time() - file.lstat().st_mtime > _SECONDS_OF_A_DAY:
+            logger.info("removing %s, which a killed run left behind", file)
+            file.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True  # somebody else's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -139,7 +139,8 @@ def write_gain(gain: CpuGraphGain) -> Path:
     """Keep a measurement, in place of an older one of the same thing."""
     path = gains_file()
     kept = [other for other in _read(path) if other.key != gain.key]
-    path.write_text(json.dumps([asdict(entry) for entry in (*kept, gain)], indent=1))
+    with env.using_cache():
+        path.write_text(json.dumps([asdict(entry) for entry in (*kept, gain)], indent=1))
     return path
 
 
