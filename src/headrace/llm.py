@@ -1,6 +1,7 @@
 """`LLM`: offline generation in Python."""
 
 import difflib
+import os
 import reprlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -48,12 +49,16 @@ class LLM:
             print(llm.generate("The capital of France is")[0].outputs[0].text)
     """
 
-    def __init__(self, model: str, *, show_progress: bool = False, **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str], *, show_progress: bool = False, **options: Any
+    ) -> None:
         known = EngineConfig.field_help()
         unknown = [_with_guess(name, known) for name in sorted(set(options) - set(known))]
         if unknown:
             raise TypeError(f"LLM got unknown options: {', '.join(unknown)}")
-        self.config = EngineConfig(model=str(model), **options)
+        self.config = EngineConfig(
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model, **options
+        )
         self._engine: Engine | None = Engine(self.config, progress=show_progress)
         self._turns = Turns()
         self._left: deque[str] = deque()  # requests whose callers went away

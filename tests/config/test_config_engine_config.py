@@ -1,0 +1,119 @@
+"""Every bad value of every option is refused by name, value and what is allowed."""
+
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.base.errors import ConfigError
+from headrace.config.engine_config import PAGE_SIZES, EngineConfig
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+HUGE = 10**5000  # Python refuses to print it
+NOTHINGS: list[Any] = [
+    *[object(), Unprintable(), b"auto", {}, {"auto"}, 1j, "", " ", "x" * 10**5 + "\n"],
+    *[np.array([1, 2]), np.array(["auto", "cpu"]), np.array(1.5), np.zeros((50, 50))],
+    *[torch.tensor([1, 2]), torch.tensor(1), torch.zeros(2, 2)],
+    *[float("nan"), float("inf"), HUGE, -HUGE, [HUGE], [None], [], ()],
+]
+NOT_TEXTS = [value for value in NOTHINGS if not isinstance(value, str)] + ["", " "]
+NOT_FLAGS = [*NOTHINGS, "off", "on", "true", 0, 1, 0.0, np.bool_(True)]
+NOT_WHOLE = [*NOTHINGS, True, False, np.bool_(True), "4", 4.0, np.float32(4), [4], 2**63]
+NOT_COUNTS = [*NOT_WHOLE, 0, -1, 2**31]
+NOT_CHOICES = [*NOTHINGS, 0, 1, True, "AUTO", "magic"]
+NOT_NAMES = [*NOT_TEXTS, 0, 5, True, False]
+
+BAD: dict[str, list[Any]] = {
+    "model": [*NOT_NAMES, None],
+    "tokenizer": NOT_NAMES,
+    "revision": NOT_NAMES,
+    "load_format": [*NOT_CHOICES, None],
+    "dtype": [*NOT_CHOICES, None, torch.float32],
+    "kv_cache_dtype": [*NOT_CHOICES, None],
+    "device": [*NOT_NAMES, None, torch.device("cpu")],
+    "max_model_len": NOT_COUNTS,
+    "max_running_requests": NOT_COUNTS,
+    "max_total_tokens": [*NOT_WHOLE, 0, -1],
+    "mem_fraction": [*NOTHINGS, "0.5", True, False, 0, 0.0, -0.1, 1.01, 2, Fraction(1, HUGE)],
+    "page_size": [*NOT_COUNTS, 3, 256],
+    "chunked_prefill_size": NOT_COUNTS,
+    "enable_prefix_cache": [*NOT_FLAGS, None],
+    "enable_overlap": NOT_FLAGS,
+    "attention_backend": NOT_NAMES,
+    "prefill_attention_backend": NOT_NAMES,
+    "decode_attention_backend": NOT_NAMES,
+    "decode_graph": [*NOT_CHOICES, None, 5, [0], [1, "2"], [1.0], (True,), {1}, range(3)],
+    "prefill_graph": [*NOT_CHOICES, None],
+    "capture": [*NOT_CHOICES, None],
+    "cpu_graph": [*NOT_CHOICES, None],
+    "deterministic": [*NOT_FLAGS, None],
+    "seed": [*NOT_WHOLE, None, -(2**63) - 1],
+}
+CASES = [(name, value) for name, values in BAD.items() for value in values]
+
+
+def test_every_field_has_bad_values() -> None:
+    assert set(BAD) == {field.name for field in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), CASES, ids=[f"{name}-{place}" for place, (name, _) in enumerate(CASES)]
+)
+def test_a_bad_value_is_refused_by_name_value_and_range(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**({"model": "tiny"} | {name: value}))
+    error = caught.value
+    assert error.what.startswith(f"{name} is ")
+    assert len(error.what) > len(f"{name} is ")
+    assert error.remedy.startswith("Allowed: ")
+    assert "\n" not in str(error)
+    assert len(str(error)) < 300
+
+
+GOOD: dict[str, list[Any]] = {
+    "model": ["tiny", Path("some") / "folder"],
+    "tokenizer": [None, "tiny", Path("folder")],
+    "revision": [None, "main"],
+    "device": ["auto", "cuda", "cpu", "tpu"],  # which devices there are is detected later
+    "max_model_len": [None, 1, 2**31 - 1, np.int32(5)],
+    "max_total_tokens": [None, 1, 10**15, np.uint64(7)],
+    "mem_fraction": [None, 1, 1e-3, np.float32(0.5), Fraction(1, 2)],
+    "page_size": [None, *PAGE_SIZES, np.int64(4)],
+    "enable_prefix_cache": [True, False],
+    "enable_overlap": [None, True, False],
+    "attention_backend": [None, "torch_native"],
+    "decode_graph": ["auto", "off", (1, 2), [1, 2], [np.int64(8)]],
+    "seed": [0, -(2**63), 2**63 - 1, np.int64(3)],
+}
+
+
+@pytest.mark.parametrize(("name", "values"), GOOD.items(), ids=list(GOOD))
+def test_good_values_pass_and_become_plain(name: str, values: list[Any]) -> None:
+    for value in values:
+        plain = getattr(EngineConfig(**({"model": "tiny"} | {name: value})), name)
+        if isinstance(value, Path):
+            assert plain == str(value)
+        elif isinstance(value, list):
+            assert plain == tuple(value)
+            assert {type(size) for size in plain} == {int}
+        else:
+            assert plain == value
+            assert type(plain) in (type(None), str, bool, int, float, tuple)
+
+
+def test_messages_read_well() -> None:
+    with pytest.raises(ConfigError, match=r"^page_size is 3\. Allowed: 1, 2, 4, .*128; or None\.$"):
+        EngineConfig(model="tiny", page_size=3)
+    with pytest.raises(ConfigError, match=r"^seed is of type int and cannot be printed\. Allowed"):
+        EngineConfig(model="tiny", seed=HUGE)
+    with pytest.raises(ConfigError, match=r"^enable_overlap is 'off'\. Allowed: True or False; or"):
+        EngineConfig(model="tiny", enable_overlap="off")  # type: ignore[arg-type]
