@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import (
@@ -20,10 +21,17 @@ INF, NAN = float("inf"), float("nan")
 HUGE = 10**400
 INT64 = 2**63
 
+ARRAYS: list[Any] = [np.array([1, 2]), np.array(3), np.array("a"), np.array(["a", 1])]
+TENSORS: list[Any] = [torch.tensor([1, 2]), torch.tensor(3), torch.zeros(2, 2), torch.tensor(0.5)]
+SCALARLESS = [np.array(3), np.array("a"), torch.tensor(3), np.array([[1, 2]]), torch.zeros(2, 2)]
+
 NOT_NUMBERS: list[Any] = [True, False, "1", [1], {}, 1j, object(), b"1", np.bool_(True)]
+NOT_NUMBERS += [*ARRAYS, *TENSORS]
 NOT_INTEGERS: list[Any] = [*NOT_NUMBERS, 1.0, 1.5, NAN, INF, np.float32(1)]
 NOT_ID_LISTS: list[Any] = [7, 1.5, True, "12", b"12", {1: 2}, [1.0], ["1"], [None], [True], [-1]]
+NOT_ID_LISTS += SCALARLESS
 NOT_STRING_LISTS: list[Any] = [7, True, b"ab", [b"ab"], [1], [None], "", [""], ["a", ""]]
+NOT_STRING_LISTS += [*SCALARLESS, np.array([1, 2]), torch.tensor([1, 2])]
 
 BAD: dict[str, list[Any]] = {
     "max_tokens": [*NOT_INTEGERS, 0, -1, MAX_NEW_TOKENS + 1, HUGE, -HUGE],
@@ -36,11 +44,12 @@ BAD: dict[str, list[Any]] = {
     "n": [*NOT_INTEGERS, None, 0, -1, MAX_SEQUENCES + 1, HUGE],
     "stop": NOT_STRING_LISTS,
     "stop_token_ids": [*NOT_ID_LISTS, [2**31], [HUGE], list(range(MAX_STOP_IDS + 1))],
-    "ignore_eos": [None, 0, 1, "yes", []],
+    "ignore_eos": [None, 0, 1, "yes", [], *ARRAYS, *TENSORS],
     "presence_penalty": [*NOT_NUMBERS, None, -2.1, 2.1, NAN, INF, -INF, HUGE],
     "frequency_penalty": [*NOT_NUMBERS, None, -2.1, 2.1, NAN, INF, -INF, HUGE],
     "repetition_penalty": [*NOT_NUMBERS, None, 0, 0.0, 1e-60, -1.0, 100.1, NAN, INF, -INF, HUGE],
     "logit_bias": [
+        *[*ARRAYS, *TENSORS, {1: np.array(1.0)}, {1: np.array([1, 2])}, {1: torch.tensor(1.0)}],
         *[7, True, "1", [1], [(1, 1.0)], {"1": 1.0}, {1.0: 1.0}, {True: 1.0}, {-1: 1.0}],
         *[{2**31: 1.0}, {HUGE: 1.0}, {1: NAN}, {1: INF}, {1: -INF}, {1: "1"}, {1: None}],
         *[{1: True}, {1: 1.1e6}, {1: -1.1e6}, {1: HUGE}],
@@ -49,12 +58,12 @@ BAD: dict[str, list[Any]] = {
     "allowed_token_ids": [*NOT_ID_LISTS, [], (), [2**31], [HUGE]],
     "logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
     "prompt_logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
-    "logprobs_mode": [None, "", "RAW", "both", 1, True, [], b"raw"],
+    "logprobs_mode": [None, "", "RAW", "both", 1, True, [], b"raw", *ARRAYS, *TENSORS],
     "logprob_token_ids": [*NOT_ID_LISTS, [2**31], [HUGE], list(range(MAX_LOGPROBS + 1))],
-    "return_hidden_states": [None, 0, 1, "yes"],
-    "return_routed_experts": [None, 0, 1, "yes"],
-    "include_stop_str_in_output": [None, 0, 1, "yes"],
-    "skip_special_tokens": [None, 0, 1, "yes"],
+    "return_hidden_states": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
+    "return_routed_experts": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
+    "include_stop_str_in_output": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
+    "skip_special_tokens": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
 }
 
 CASES = [(name, value) for name, values in BAD.items() for value in values]
@@ -86,7 +95,7 @@ def test_messages_read_well() -> None:
         SamplingParams(min_tokens=9, max_tokens=4)
     with pytest.raises(RequestError, match=r"^n is 0\. Allowed: integers in \[1, 1024\]"):
         SamplingParams(n=0)
-    with pytest.raises(RequestError, match=r"^max_tokens is a int too long to print"):
+    with pytest.raises(RequestError, match=r"^max_tokens is of type int and cannot be printed"):
         SamplingParams(max_tokens=10**5000)
 
 

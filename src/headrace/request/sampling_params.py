@@ -1,10 +1,12 @@
 """How tokens are chosen for one request. Names follow vLLM; validated when made."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from headrace.base.errors import RequestError
+from headrace.base.shown import shown
 
 MAX_LOGPROBS = 1024
 MAX_SEQUENCES = 1024
@@ -91,8 +93,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._set_integer(name, 0, MAX_LOGPROBS)
-        if self.logprobs_mode not in ("raw", "processed"):
-            raise _bad("logprobs_mode", self.logprobs_mode, "raw or processed")
+        mode = self.logprobs_mode  # an array must not be asked whether it equals a text
+        if not isinstance(mode, str) or mode not in ("raw", "processed"):
+            raise _bad("logprobs_mode", mode, "raw or processed")
         for name in (
             "ignore_eos",
             "return_hidden_states",
@@ -141,9 +144,7 @@ class SamplingParams:
             strings = (value,) if isinstance(value, str) else value
             if strings is None:
                 strings = ()
-            if not isinstance(strings, Iterable):
-                raise _bad(name, value, "a string or a list of strings")
-            strings = tuple(strings)
+            strings = _listed(name, strings, "a string or a list of strings")
             if any(not isinstance(text, str) or not text for text in strings):
                 raise _bad(name, value, "strings that are not empty")
             self._set(name, strings)
@@ -154,9 +155,10 @@ class SamplingParams:
             if value is None:
                 self._set(name, None if name == "allowed_token_ids" else ())
                 continue
-            if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            if isinstance(value, str | bytes | Mapping):
                 raise _bad(name, value, "a list of token ids")
-            self._set(name, tuple(_integer(name, token, 0, _MAX_INT32) for token in value))
+            tokens = _listed(name, value, "a list of token ids")
+            self._set(name, tuple(_integer(name, token, 0, _MAX_INT32) for token in tokens))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _bad("allowed_token_ids", self.allowed_token_ids, "at least one token id")
         for name, most in (("stop_token_ids", MAX_STOP_IDS), ("logprob_token_ids", MAX_LOGPROBS)):
@@ -184,12 +186,15 @@ class SamplingParams:
 
 
 def _bad(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(f"{name} is {shown(value)}", remedy=f"Allowed: {allowed}")
+
+
+def _listed(name: str, value: object, allowed: str) -> tuple[Any, ...]:
+    """What a list, an array or an iterator holds; an array without dimensions holds nothing."""
     try:
-        shown = repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        shown = f"a {type(value).__name__} too long to print"
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return RequestError(f"{name} is {shown}", remedy=f"Allowed: {allowed}")
+        return tuple(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _bad(name, value, allowed) from None
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
