@@ -1,5 +1,7 @@
 """config.json, generation_config.json and the tokenizer files of a folder."""
 
+import json
+
 import pytest
 from checkpoint_builders import random_weights, write_folder, write_json
 
@@ -137,3 +139,97 @@ def test_packed_weights_are_refused_by_name(tmp_path, config):
         UnsupportedError, match=rf"quantized with {method}.*Supported: .safetensors"
     ):
         open_checkpoint(folder)
+
+
+NO_IDS = ["5", ["x"], [None], {}, [[1]], 1.5, True]
+NO_TOKEN = [{}, 5, ["<s>"], {"content": 5}]
+
+
+def wrong(name, key, values):
+    return [(name, key, value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *wrong("config.json", "eos_token_id", NO_IDS),
+        *wrong("generation_config.json", "eos_token_id", NO_IDS),
+        *wrong("config.json", "num_hidden_layers", [2**31, 2**63, 2**70, 1e30, "2"]),
+        *wrong("config.json", "quantization_config", ["awq", 4, [1]]),
+        *wrong("config.json", "compression_config", ["awq", 4, [1]]),
+        *wrong("config.json", "text_config", ["x", 4, [1], {"eos_token_id": "5"}]),
+    ],
+)
+def test_a_value_of_another_type_is_named(folder, name, key, value):
+    content = json.loads((folder / name).read_text()) if name == "config.json" else {}
+    write_json(folder / name, content | {key: value})
+    with pytest.raises(CheckpointError, match=rf"{name} is not the JSON it should be.*\.{key}"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *wrong("tokenizer_config.json", "bos_token", NO_TOKEN),
+        *wrong("tokenizer_config.json", "eos_token", NO_TOKEN),
+        *wrong("special_tokens_map.json", "unk_token", NO_TOKEN),
+        *wrong("tokenizer_config.json", "additional_special_tokens", ["x", 5, [5], [{}], {"a": 1}]),
+        *wrong("tokenizer_config.json", "extra_special_tokens", ["x", 5, [None], {"a": {}}]),
+        *wrong("tokenizer_config.json", "added_tokens_decoder", [[], {"5": "x"}, {"5": {}}]),
+        *wrong("tokenizer_config.json", "added_tokens_decoder", [{"five": {"content": "x"}}]),
+        *wrong("tokenizer_config.json", "chat_template", [5, {}, ["x"], [{"name": "default"}]]),
+        *wrong("chat_template.json", "chat_template", [5, {}, ["x"], [{"template": "x"}]]),
+    ],
+)
+def test_a_tokenizer_value_of_another_type_is_named(folder, name, key, value):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / name, {key: value})
+    with pytest.raises(CheckpointError, match=rf"{name} is not the JSON it should be.*\.{key}"):
+        source(folder)
+
+
+def test_values_that_checkpoints_do_have(folder):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    settings = {
+        "bos_token": None,
+        "eos_token": {"content": "<end>", "lstrip": False},
+        "extra_special_tokens": {"image_token": "<image>"},
+        "additional_special_tokens": ["<a>", {"content": "<b>"}],
+        "added_tokens_decoder": {"7": {"content": "<end>", "special": True}},
+    }
+    write_json(folder / "tokenizer_config.json", settings)
+    assert source(folder).settings == settings
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]
+)
+def test_json_nested_too_deep(folder, name):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<end>"})
+    (folder / name).write_text('{"a": ' + "[" * 100_000)
+    with pytest.raises(CheckpointError, match=f"{name} is not the JSON it should be"):
+        source(folder)
+
+
+def test_a_chat_template_that_is_not_utf8(folder):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    (folder / "chat_template.jinja").write_bytes(b"gr\xf6\xdfer")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is not UTF-8"):
+        source(folder)
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"]
+)
+def test_a_folder_or_a_broken_link_in_place_of_a_file(folder, name, is_link):
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<end>"})
+    (folder / name).unlink(missing_ok=True)
+    if is_link:
+        (folder / name).symlink_to(folder / "nowhere")
+    else:
+        (folder / name).mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        source(folder)

@@ -281,6 +281,7 @@ def test_long_and_short_rope_factors(tmp_path):
         ({"llama.rope.scaling.type": "yarn"}, CheckpointError, r"lacks .*rope.scaling.factor"),
         ({"llama.rope.scaling.type": "longrope"}, CheckpointError, "lacks rope_factors_long"),
         ({"llama.block_count": 0}, CheckpointError, "block_count is 0"),
+        ({"llama.block_count": 2**31}, CheckpointError, "block_count is 2147483648"),
     ],
 )
 def test_refused_metadata(tmp_path, keys, error, message):

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.checkpoint import open_checkpoint
+from headrace.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00002.safetensors"
@@ -98,7 +99,7 @@ def test_a_tensor_in_two_shards(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": 3}])
+@pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": None}])
 def test_index_without_map(tmp_path, content):
     write_folder(tmp_path, random_weights(), shards=2)
     write_json(tmp_path / INDEX, content)
@@ -179,3 +180,23 @@ def test_a_folder_without_weights_can_be_planned(tmp_path):
     assert (dict(checkpoint.tensors), checkpoint.total_bytes) == ({}, 0)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("placed", [3, ["x"], {"a": 3}, {"a": None}, {"a": ["x.safetensors"]}])
+def test_a_weight_map_of_another_type(tmp_path, placed):
+    folder = write_folder(tmp_path / "model", random_weights())
+    write_json(folder / INDEX_NAME, {"weight_map": placed})
+    with pytest.raises(CheckpointError, match=r"index\.json is not the JSON.*weight_map"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/../../x", "..\\x", "", "n" * 5000]
+)
+def test_a_weight_map_that_leaves_the_folder(tmp_path, name):
+    folder = write_folder(tmp_path / "model", random_weights())
+    (tmp_path / "x.safetensors").write_bytes((folder / SINGLE_NAME).read_bytes())
+    write_json(folder / INDEX_NAME, {"weight_map": {"model.norm.weight": name}})
+    with pytest.raises(CheckpointError, match=r"weight_map names.*in the same folder") as caught:
+        open_checkpoint(folder)
+    assert len(str(caught.value)) < 1000

@@ -1,12 +1,15 @@
 """The small files of a checkpoint folder: configuration, generation defaults, tokenizer."""
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import CheckpointError, UnsupportedError
+from headrace.checkpoint.json_shapes import TokenizerConfig
 from headrace.config.tokenizer_source import TokenizerSource
 
 SUPPORTED_FORMATS = "Supported: .safetensors in float32, bfloat16 or float16, and .gguf files"
@@ -35,15 +38,21 @@ class _TokenizerFile(msgspec.Struct):
     model: _Vocabulary
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; CheckpointError naming the file when it is not one."""
+def read_json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """A JSON object whose values have the types that `shape` states.
+
+    Raises:
+        CheckpointError: it cannot be read or is something else; names file and key.
+    """
     content: dict[str, Any] = _decode(path, dict[str, Any])
+    with _told(path):
+        msgspec.convert(content, shape, str_keys=True)
     return content
 
 
-def optional_json(path: Path) -> dict[str, Any]:
-    """Like `read_json`; empty when the file does not exist."""
-    return read_json(path) if path.is_file() else {}
+def optional_json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """Like `read_json`; empty when nothing has that name, be it a folder or a broken link."""
+    return read_json(path, shape) if os.path.lexists(path) else {}
 
 
 def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
@@ -66,7 +75,7 @@ def folder_tokenizer_source(
 ) -> TokenizerSource | None:
     """The folder's tokenizer with all end tokens that any of its files names."""
     tokenizer_json = folder / "tokenizer.json"
-    has_json = tokenizer_json.is_file()
+    has_json = os.path.lexists(tokenizer_json)
     if not has_json and not any((folder / name).is_file() for name in _OTHER_TOKENIZERS):
         return None
     settings = _settings(folder)
@@ -86,8 +95,8 @@ def folder_tokenizer_source(
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    settings = optional_json(folder / "tokenizer_config.json")
-    special = optional_json(folder / "special_tokens_map.json")
+    settings = optional_json(folder / "tokenizer_config.json", TokenizerConfig)
+    special = optional_json(folder / "special_tokens_map.json", TokenizerConfig)
     for name in _SPECIAL_TOKENS:
         if settings.get(name) is None and special.get(name) is not None:
             settings[name] = special[name]
@@ -96,10 +105,10 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return _read(file).decode()
+    if os.path.lexists(file):
+        return _text(file)
     template = (
-        optional_json(folder / "chat_template.json").get("chat_template")
+        optional_json(folder / "chat_template.json", TokenizerConfig).get("chat_template")
         or settings.get("chat_template")
         or None
     )
@@ -141,13 +150,29 @@ def _tokenizer_eos_id(tokenizer_json: Path | None, settings: Mapping[str, Any]) 
 
 
 def _decode(path: Path, kind: Any) -> Any:
-    try:
+    with _told(path):
         return msgspec.json.decode(_read(path), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """CheckpointError for JSON that is broken, nested too deep, or of other types."""
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not the JSON it should be",
             why=str(error),
             remedy="Download or copy the file again",
+        ) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path} is not UTF-8", why=str(error), remedy="Download or copy the file again"
         ) from error
 
 

@@ -14,6 +14,7 @@ from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.checkpoint.gguf_file import GgufFile
 from headrace.checkpoint.gguf_keys import ArchitectureKeys
 from headrace.checkpoint.gguf_rope import rope_keys
+from headrace.checkpoint.json_shapes import MOST_LAYERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def gguf_config(file: GgufFile, architecture: str) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "hidden_size": keys.count("embedding_length"),
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": keys.count("block_count", most=MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": (
             heads

@@ -25,8 +25,8 @@ class ArchitectureKeys:
             )
         return value
 
-    def count(self, name: str) -> int:
-        """A required positive integer that is the same for all layers."""
+    def count(self, name: str, most: int | None = None) -> int:
+        """A required positive integer, at most `most`, that is the same for all layers."""
         value = self.require(name)
         if isinstance(value, np.ndarray):
             if len(set(value.tolist())) != 1:
@@ -35,7 +35,7 @@ class ArchitectureKeys:
                     remedy="Supported: models whose layers are all of one shape",
                 )
             value = int(value[0])
-        if not isinstance(value, int) or value <= 0:
+        if not isinstance(value, int) or value <= 0 or (most and value > most):
             raise CheckpointError(f"{self._file.path}: {self._architecture}.{name} is {value!r}")
         return value
 

@@ -4,6 +4,7 @@ The layout of the files: 8 bytes little-endian length, a JSON header, the data
 (huggingface/safetensors, README).
 """
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from math import prod
@@ -24,6 +25,7 @@ from headrace.checkpoint.folder_files import (
     refuse_quantized,
 )
 from headrace.checkpoint.interface import TensorEntry
+from headrace.checkpoint.json_shapes import GenerationConfig, ModelConfig, WeightIndex
 from headrace.config.tokenizer_source import TokenizerSource
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -33,6 +35,7 @@ _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8,
     "F16": 2, "BF16": 2, "F32": 4, "F64": 8,
 }  # fmt: skip
+_LONGEST_NAME = 255  # characters that file systems allow
 _COPY_AGAIN = "Download or copy the file again"
 
 
@@ -56,9 +59,11 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path, *, weights: bool = True) -> None:
         self.path = folder
-        self.config: Mapping[str, Any] = read_json(folder / "config.json")
+        self.config: Mapping[str, Any] = read_json(folder / "config.json", ModelConfig)
         refuse_quantized(folder, self.config)
-        self.generation_config: Mapping[str, Any] = optional_json(folder / "generation_config.json")
+        self.generation_config: Mapping[str, Any] = optional_json(
+            folder / "generation_config.json", GenerationConfig
+        )
         self.tensors: Mapping[str, TensorEntry] = _read_entries(folder, weights)
         self.total_bytes = sum(entry.nbytes for entry in self.tensors.values())
         self._handles: dict[Path, Any] = {}
@@ -89,11 +94,13 @@ def _read_entries(folder: Path, weights: bool) -> dict[str, TensorEntry]:
         if file is None and weights:
             raise CheckpointError(f"{folder} holds no .safetensors file")
         return {} if file is None else _read_header(file)
-    placed = read_json(index_file).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    placed = read_json(index_file, WeightIndex).get("weight_map")
+    if not placed:
         raise CheckpointError(f"{index_file} has no weight_map", remedy=_COPY_AGAIN)
     files = sorted(set(placed.values()))
-    missing = [name for name in files if not (folder / name).is_file()]
+    for name in files:
+        _refuse_outside(index_file, name)
+    missing = [name for name in files if not os.path.isfile(folder / name)]
     if missing:
         if not weights and len(missing) == len(files):
             return {}
@@ -119,6 +126,17 @@ def _read_entries(folder: Path, weights: bool) -> dict[str, TensorEntry]:
                 remedy=_COPY_AGAIN,
             )
     return entries
+
+
+def _refuse_outside(index_file: Path, name: str) -> None:
+    """A checkpoint's index may name files of its own folder, and no others."""
+    parts = name.replace("\\", "/").split("/")
+    if ".." in parts or "" in parts or max(map(len, parts)) > _LONGEST_NAME:
+        raise CheckpointError(
+            f"{index_file}: weight_map names the file {name[:_LONGEST_NAME]!r}",
+            why="It must be the name of a file in the same folder",
+            remedy=_COPY_AGAIN,
+        )
 
 
 def _single_file(folder: Path) -> Path | None:
