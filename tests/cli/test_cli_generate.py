@@ -1,5 +1,6 @@
 """`headrace generate`."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -172,3 +173,37 @@ def test_a_real_engine_with_dummy_weights(config_only, capsys) -> None:
     assert first.startswith(f"{config_only} on cpu")
     assert "float32, context 256, KV tokens " in first
     assert "eager x 4" in shown.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_output_that_takes_ascii_only(fake, monkeypatch, flags) -> None:
+    monkeypatch.setattr(fake, "words", ("Grüße ", "日本"))
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["generate", "m", "-p", "größer", *flags]) == 0
+    shown = out.buffer.getvalue().decode("ascii")
+    if flags:
+        assert json.loads(shown)["prompt"] == "größer"
+    else:
+        assert "Gr??e ??" in shown
+
+
+def test_closed_standard_input(fake, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "m"]) == 2
+    assert "No prompt given" in capsys.readouterr().err
+    assert main(["chat", "m"]) == 2
+    assert "Standard input is closed" in capsys.readouterr().err
+
+
+def test_standard_input_that_is_not_utf8(fake, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"gr\xf6"), encoding="utf-8"))
+    assert main(["generate", "m"]) == 2
+    assert "Standard input cannot be read" in capsys.readouterr().err
+
+
+def test_only_a_newline_ends_a_prompt_of_a_file(fake, tmp_path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffone\u2028two\x0cthree\r\n\r\nfour\rfive\n".encode())
+    assert main(["generate", "m", "-f", str(file)]) == 0
+    assert fake.calls[0][1] == ["one\u2028two\x0cthree", "four\rfive"]

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -133,6 +134,7 @@ def test_both_seeds_stay_apart() -> None:
         (("explain", "m", "--no-such-flag"), "headrace explain"),
         (("explain", "m", "--page", "16"), "headrace explain"),
         (("bench", "offline", "m", "--num-prompts", "0"), "headrace bench offline"),
+        (("bench", "offline", "m", "--load-seed", "-5"), "headrace bench offline"),
     ],
 )
 def test_bad_usage_is_one_line_and_exits_2(arguments, program: str, capsys) -> None:
@@ -252,3 +254,34 @@ def test_version(capsys) -> None:
     shown = capsys.readouterr().out
     assert '"headrace"' in shown
     assert '"torch"' in shown
+
+
+def test_a_full_disk_is_told_in_one_line(monkeypatch, capsys) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["version"]) == 2
+        shown = capsys.readouterr().err
+    assert shown.startswith("headrace: error: The output cannot be written. [Errno 28]")
+    assert shown.count("\n") == 1
+
+
+def test_a_disk_error_that_is_not_the_outputs_keeps_its_trace(fake, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "a file")
+
+    monkeypatch.setattr(fake, "generate", fail)
+    with pytest.raises(OSError, match="a file"):
+        main(["generate", "m", "-p", "x", "--json"])
+
+
+def test_closed_output_is_no_error(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["version"]) == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user-x/y", "o/" + "n" * 300])
+def test_a_name_no_model_can_have(name: str, capsys) -> None:
+    assert main(["explain", name]) == 2
+    shown = capsys.readouterr().err
+    assert "not found" in shown
+    assert shown.count("\n") == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import RequestError, TooLongError
+from headrace.base.errors import ConfigError, RequestError, TooLongError
 from headrace.cli.flags import given_fields
 from headrace.cli.start import start
 from headrace.request.sampling_params import SamplingParams
@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def converse(llm: "LLM", params: SamplingParams, conversation: Conversation) -> None:
     """Read lines, answer messages, obey commands, until the end of input or `/exit`."""
+    if sys.stdin is None:
+        raise ConfigError("Standard input is closed", remedy="Chat reads its messages there")
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (importing it gives `input` history and editing)

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
 from headrace.cli.flags import given_fields
+from headrace.cli.prompt_file import prompt_lines
 from headrace.cli.sampling_flags import NEEDS_JSON
 from headrace.cli.start import start
 from headrace.request.outcome import Logprob
@@ -90,28 +90,20 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
     if named and file:
         raise ConfigError("Prompts given on the command line and in a file", remedy="Give one")
     if file:
-        return list(_lines(file))
+        return list(prompt_lines(file))
     if named:
         return named
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError(
             "No prompt given", remedy="Use -p TEXT, --prompt-file FILE, or standard input"
         )
-    text = sys.stdin.read().removesuffix("\n")
+    try:
+        text = sys.stdin.read().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("Standard input cannot be read", why=str(error)) from None
     if not text:
         raise ConfigError("The prompt on standard input is empty", remedy="Send some text")
     return [text]
-
-
-def _lines(file: str) -> Iterator[str]:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The prompt file {file} cannot be read", why=str(error)) from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ConfigError(f"The prompt file {file} is empty", remedy="Write one prompt per line")
-    yield from lines
 
 
 def _stream(
@@ -161,11 +153,16 @@ def _batch(
                 _tell_failure(output.finish_reason, output.message)
             if arguments.json:
                 line = output_dict(number, result, output)
-                print(json.dumps(line, ensure_ascii=False, allow_nan=False))
+                print(json.dumps(line, ensure_ascii=not _shows_unicode(), allow_nan=False))
             else:
                 print(f"--- prompt {number}, output {output.index} ({output.finish_reason})")
                 print(output.text)
     return failed
+
+
+def _shows_unicode() -> bool:
+    """Whether standard output takes every character; JSON has escapes for those it does not."""
+    return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
 
 
 def output_dict(number: int, result: "RequestOutput", output: "CompletionOutput") -> dict[str, Any]:

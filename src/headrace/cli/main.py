@@ -4,6 +4,8 @@ A verb's room is imported when the verb runs: `headrace --help` imports no torch
 """
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
 
 ERROR, INTERRUPTED = 2, 130
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a write to our output
 EPILOG = """\
 MODEL is a path (a folder with safetensors, a .gguf file), a short name (smollm2, gemma3-270m)
 or a hub id (owner/name). `headrace VERB --help` shows the flags of a verb.
@@ -38,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parsed.parser.error(f"unknown: {' '.join(unknown)}")
     debug = False
+    _replace_what_cannot_be_shown()
     try:
         level = env.log_level()
         debug = level == "debug"
@@ -46,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb: Callable[[argparse.Namespace], int] = getattr(
             import_module(f"headrace.cli.{parsed.module}"), parsed.function
         )
-        return verb(parsed)
+        status = verb(parsed)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk can still be told
+        return status
     except HeadraceError as error:
         if debug:
             raise
@@ -57,8 +64,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`): say nothing more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        if debug or error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        print(f"headrace: error: The output cannot be written. {error}.", file=sys.stderr)
+        _drop_output()
+        return ERROR
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """A character that the output's encoding lacks becomes `?`, and no error after the work."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> Parser:
@@ -183,7 +206,7 @@ def _bench(verbs: Verbs) -> None:
         metavar="N",
         help="leading tokens that all prompts share and that are cached before the run",
     )
-    load.add_argument("--load-seed", type=int, default=0, metavar="N", help="seed of the prompts")
+    load.add_argument("--load-seed", type=whole, default=0, metavar="N", help="seed of the prompts")
     load.add_argument(
         "--against", choices=("transformers",), help="do the same work with a peer in the same run"
     )

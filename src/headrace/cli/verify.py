@@ -3,11 +3,10 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ConfigError
 from headrace.cli.engine_flags import engine_config
+from headrace.cli.prompt_file import prompt_lines
 
 if TYPE_CHECKING:
     from headrace.testing.verify_report import Result
@@ -38,14 +37,7 @@ def read_prompts(file: str) -> list[Prompt]:
     Raises:
         ConfigError: the file cannot be read or holds no prompt.
     """
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The prompt file {file} cannot be read", why=str(error)) from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ConfigError(f"The prompt file {file} is empty", remedy="Write one prompt per line")
-    return [_ids(line) or line for line in lines]
+    return [_ids(line) or line for line in prompt_lines(file)]
 
 
 def _ids(line: str) -> list[int] | None:
