@@ -14,6 +14,7 @@ from tiny_llm import GREEDY, assert_nothing_is_held, ids, make_llm, one, tokens
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import (
+    CapacityError,
     CheckpointError,
     ConfigError,
     RequestError,
@@ -228,6 +229,7 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
         ({"decode_graph": (1, 2)}, UnsupportedError, ["decode_graph", "auto or off"]),  # R163
         ({"attention_backend": "magic"}, UnsupportedError, ["magic", "torch_native"]),  # R161
         ({"page_size": 3}, ConfigError, ["page_size"]),
+        ({"max_total_tokens": 10**15}, CapacityError, ["1,000,000,000,000,000 was asked", "fit"]),
         ({"max_model_len": 100_000}, ConfigError, ["100,000", "512"]),
     ],
 )

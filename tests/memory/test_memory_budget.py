@@ -58,6 +58,16 @@ def test_the_reason_says_what_set_the_size() -> None:
     assert plan_kv_tokens(10_000, {}, 10, 4, 996).reason == "0.0 MiB at 10 bytes a token"
 
 
+def test_what_is_asked_fits_or_is_refused() -> None:
+    asked = plan_kv_tokens(10_000, {}, 10, 4, 993, asked=True)
+    assert asked.tokens == 996  # the most that fits: 250 pages, one of them for padding
+    with pytest.raises(CapacityError) as caught:
+        plan_kv_tokens(10_000, {}, 10, 4, 997, asked=True)
+    assert caught.value.what == "max_total_tokens 997 was asked and 996 tokens fit"
+    assert "at most 996" in caught.value.remedy
+    assert plan_kv_tokens(10_000, {}, 10, 4, 997).tokens == 996
+
+
 def test_the_table_prints_every_part() -> None:
     lines = str(plan_kv_tokens(3 * 2**20, {"graphs": 2**20}, 1024, 16)).splitlines()
     assert [line.split("MiB")[0].split()[-1] for line in lines] == ["3.0", "1.0", "2.0", "0.0"]

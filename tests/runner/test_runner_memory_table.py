@@ -93,6 +93,15 @@ def test_a_machine_too_small_is_a_shortage_in_the_table() -> None:
     assert "does not fit" in str(table)
 
 
+def test_more_tokens_than_fit_are_a_shortage_where_they_were_asked() -> None:
+    free = memory_table(persona(), H100, plan(hardware=H100)).tokens
+    fits = plan(hardware=H100, max_total_tokens=free)
+    assert memory_table(persona(), H100, fits).tokens == free
+    over = memory_table(persona(), H100, plan(hardware=H100, max_total_tokens=free + 1))
+    assert over.tokens == 0
+    assert f"max_total_tokens {free + 1:,} was asked and {free:,} tokens fit" in over.shortage
+
+
 def test_text_names_parts_and_tokens() -> None:
     table = memory_table(persona(), H100, plan(hardware=H100))
     text = str(table)

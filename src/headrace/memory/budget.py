@@ -43,6 +43,8 @@ def plan_kv_tokens(
     per_token: int,
     page_size: int,
     cap_tokens: int | None = None,
+    *,
+    asked: bool = False,
 ) -> KvBudget:
     """The largest KV pool that leaves room for everything fixed.
 
@@ -52,9 +54,11 @@ def plan_kv_tokens(
         per_token: bytes of KV of one token, all pools together.
         page_size: tokens a page.
         cap_tokens: no more tokens than this, rounded up to whole pages; `None`: no limit.
+        asked: `cap_tokens` was asked for, so fewer will not do.
 
     Raises:
-        CapacityError: not even one page besides the padding page fits; with all numbers.
+        CapacityError: not even one page besides the padding page fits, or fewer tokens than asked;
+            with all numbers.
     """
     fixed_bytes = sum(fixed.values())
     page_bytes = per_token * page_size
@@ -71,6 +75,14 @@ def plan_kv_tokens(
             "max_running_requests, take a smaller kv_cache_dtype or model, or free memory.",
         )
     wanted = fitting if cap_tokens is None else max(1, -(-cap_tokens // page_size))
+    if asked and wanted > fitting:
+        raise CapacityError(
+            f"max_total_tokens {cap_tokens:,} was asked and {fitting * page_size:,} tokens fit",
+            why=f"{free_bytes:,} bytes may be spent, {fixed_bytes:,} are fixed, and a token takes "
+            f"{per_token:,}, in pages of {page_size} with one page for padding",
+            remedy=f"Ask for at most {fitting * page_size:,}, leave it out to get what fits, raise "
+            "mem_fraction, or free memory",
+        )
     usable = min(fitting, wanted)
     if wanted < fitting:
         reason = f"capped at {cap_tokens:,} tokens; {fitting * page_size:,} would fit"

@@ -158,6 +158,9 @@ def joint_budget(settled: Settled, graph_bytes: int) -> KvBudget:
 
     Args:
         graph_bytes: what captured graphs will take.
+
+    Raises:
+        CapacityError: no page fits, or fewer tokens than max_total_tokens asks for.
     """
     plan, traits = settled.plan, settled.persona.traits
     device = torch.device(plan.device.value)
@@ -177,4 +180,5 @@ def joint_budget(settled: Settled, graph_bytes: int) -> KvBudget:
         kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
         plan.page_size.value,
         kv_token_cap(plan),
+        asked=plan.max_total_tokens.asked,
     )

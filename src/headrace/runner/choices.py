@@ -340,7 +340,7 @@ def max_total_tokens(config: EngineConfig, hardware: Hardware) -> Decision[int |
         return Decision(
             name=name,
             value=config.max_total_tokens,
-            reason="rounded up to whole pages, if they fit",
+            reason="rounded up to whole pages",
             asked=True,
         )
     reason = "as many as fit, decided at start"

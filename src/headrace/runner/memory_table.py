@@ -178,7 +178,14 @@ def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTabl
     cap = kv_token_cap(plan)
     lines: tuple[BudgetLine, ...]
     try:
-        budget = plan_kv_tokens(spendable, fixed, per_token, plan.page_size.value, cap)
+        budget = plan_kv_tokens(
+            spendable,
+            fixed,
+            per_token,
+            plan.page_size.value,
+            cap,
+            asked=plan.max_total_tokens.asked,
+        )
     except CapacityError as error:
         lines = (
             spendable_line(spendable),
