@@ -175,6 +175,17 @@ def test_a_checkpoint_without_tokenizer(plain_folder: Path) -> None:
         assert_nothing_ran(llm, call, "no tokenizer")
 
 
+def test_a_bias_changed_after_the_check_is_not_seen(llm: LLM) -> None:
+    params = replace(GREEDY, logit_bias={65: 1e4})
+    stream = llm.stream(GOOD, params)
+    assert isinstance(params.logit_bias, dict)
+    params.logit_bias[VOCAB] = 1.0
+    pieces = list(stream)
+    assert pieces[-1].finish_reason == "length"
+    assert {token for piece in pieces for token in piece.token_ids} == {65}
+    assert_nothing_ran(llm, lambda: llm.generate(GOOD, params), f"logit_bias is {VOCAB}")
+
+
 def stating_ends(path: Path, count: int) -> Path:
     """A checkpoint with so many end tokens: ids from 0 on, and the tokenizer's own."""
     folder = write_checkpoint(path, "llama")

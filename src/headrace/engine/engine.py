@@ -5,7 +5,7 @@ gives the output. Not safe to share between threads; the faces above see to that
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -175,6 +175,8 @@ class Engine:
         Raises:
             RequestError: it can never be served.
         """
+        if params.logit_bias:
+            params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
         ends = stop_ids(params, self.eos_token_ids)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
