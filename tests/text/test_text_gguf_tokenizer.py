@@ -1,7 +1,9 @@
 """Tokenizers from GGUF vocabularies: the demo models' ids, both kinds, the cache, refusals."""
 
+import errno
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,26 @@ def test_the_built_tokenizer_is_kept_and_a_broken_copy_replaced(tmp_path, monkey
     other = TokenizerSource(gguf=pieces_vocabulary(), cache_key="another")
     build_tokenizer(other)
     assert len(list((tmp_path / "tokenizers").iterdir())) == 2
+
+
+def test_others_may_read_the_kept_tokenizer_and_a_failed_write_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    mask = os.umask(0o022)
+    try:
+        build_tokenizer(TokenizerSource(gguf=pieces_vocabulary(), cache_key="key"))
+    finally:
+        os.umask(mask)
+    (kept,) = (tmp_path / "tokenizers").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o644
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    build_tokenizer(TokenizerSource(gguf=pieces_vocabulary(), cache_key="other"))
+    assert list((tmp_path / "tokenizers").iterdir()) == [kept]
 
 
 def test_without_a_cache_the_tokenizer_is_built_all_the_same(tmp_path, monkeypatch, caplog):

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,14 @@ def _cache_path(cache_key: str) -> Path:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all, whoever else writes the same file. No cache is no fault."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
-        ) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        try:
+            with temporary.open("x", encoding="utf-8") as file:  # not tempfile: others may read it
+                file.write(text)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         log.warning("the tokenizer cannot be cached as %s: %s", path, error)
