@@ -18,7 +18,7 @@ from headrace.layers.norm import RMSNorm
 from headrace.layers.operator_choice import choose_operators
 from headrace.layers.operators import TORCH_OPERATORS, Operators
 from headrace.layers.rope import RotaryEmbedding
-from headrace.layers.weight_formats import WEIGHT_FORMATS
+from headrace.layers.weight_formats import WEIGHT_FORMATS, padded_rows
 from headrace.layers.weights import WeightSpace, finish_weights
 from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
@@ -164,3 +164,19 @@ def test_extend_keeps_fresh_keys_and_values() -> None:
         rotation = rope(torch.arange(3))
         fresh = PLAIN.rotate_and_write(attention, qkv, rotation, batch)[1]
         assert (fresh is None) == has_prefix
+
+
+def test_onednn_meets_few_numbers_of_rows_and_pads_without_a_trace() -> None:
+    """oneDNN keeps compiled code for every number of rows: memory grew with every new length."""
+    assert len({padded_rows(rows) for rows in range(1, 2049)}) <= 50
+    assert all(rows <= padded_rows(rows) <= 1.5 * rows + 1 for rows in range(1, 2049))
+    dense, packed = WEIGHT_FORMATS["dense"], WEIGHT_FORMATS["onednn"]
+    weight, bias = torch.randn(24, 16), torch.randn(24)
+    finished = packed.finish(weight)
+    for rows in (0, 1, 16, 17, 33, 129, 513):
+        x, addend = torch.randn(rows, 16), torch.randn(rows, 24)
+        for added in (None, addend):
+            ours = packed.apply(x, finished, bias, added)
+            assert ours.shape == (rows, 24)
+            plain = dense.apply(x, weight, bias, added)
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)

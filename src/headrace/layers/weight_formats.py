@@ -78,13 +78,27 @@ class OneDnnFormat(DenseFormat):
     ) -> Tensor:
         if weight.layout is torch.strided:  # not finished
             return super().apply(x, weight, bias, addend)
+        rows = x.shape[0]
+        missing = padded_rows(rows) - rows
+        if missing:
+            x = F.pad(x, (0, 0, 0, missing))
+            addend = None if addend is None else F.pad(addend, (0, 0, 0, missing))
         linear = torch.ops.mkldnn._linear_pointwise
         product: Tensor
         if addend is None:
             product = linear.default(x, weight, bias, "none", [], "")
         else:
             product = linear.binary(x, addend, weight, bias, "add")
-        return product
+        return product[:rows] if missing else product
+
+
+def padded_rows(rows: int) -> int:
+    """Rows that a product is made with: oneDNN compiles and keeps code for every number of them,
+    a quarter of a megabyte each, so there must not be many numbers."""
+    if rows <= 16:
+        return rows
+    step = 16 if rows <= 128 else 32 if rows <= 512 else 128
+    return -(-rows // step) * step
 
 
 DENSE = DenseFormat()
