@@ -97,7 +97,7 @@ def padded_rows(rows: int) -> int:
     a quarter of a megabyte each, so there must not be many numbers."""
     if rows <= 16:
         return rows
-    step = 16 if rows <= 128 else 32 if rows <= 512 else 128
+    step = 16 if rows <= 1024 else 64
     return -(-rows // step) * step
 
 
