@@ -44,6 +44,9 @@ class EagerPath:
     def prepare(self) -> CaptureReport:
         return CaptureReport(seconds={}, bytes={})
 
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Always ready."""
+
     def run(
         self,
         batch: ForwardBatch,

@@ -28,6 +28,9 @@ class ForwardPath(Protocol):
     def prepare(self) -> CaptureReport:
         """Make the path ready to run."""
 
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Capture or compile at need what would serve such a batch; nothing where all is ready."""
+
     def run(
         self,
         batch: ForwardBatch,

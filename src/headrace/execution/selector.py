@@ -34,6 +34,11 @@ class Selector:
         self._absent = tuple(absent)
         self.counts: Counter[tuple[str, str]] = Counter()
 
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Let paths capture or compile what such a batch needs, before it is chosen for."""
+        for path in self.paths:
+            path.make_ready(facts)
+
     def choose(self, facts: BatchFacts) -> Choice:
         choice = self._find(facts)
         self.counts[choice.path.name, "; ".join(map(str, choice.refused))] += 1

@@ -312,10 +312,7 @@ class ModelRunner:
         self, batch: ForwardBatch, pp_proxy_tensors: PPProxyTensors | None = None
     ) -> ModelRunnerOutput:
         """One forward of `batch` on the best path that admits it."""
-        if self.decode_graph is not None:
-            self.decode_graph.make_ready(batch.facts)
-        if self.cpu_graph is not None:
-            self.cpu_graph.make_ready(batch.facts)
+        self.selector.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
         return ModelRunnerOutput(
             logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),

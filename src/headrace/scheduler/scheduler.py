@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from headrace.base.decision import Decision
 from headrace.base.errors import RequestError, TooLongError
 from headrace.base.log import get_logger
@@ -316,9 +314,3 @@ def _context_limit(length: Decision[int]) -> str:
 def _describe(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {text[:500]}"
-
-
-def wait_for_device(device: torch.device) -> None:
-    """Let all launched work end; for shutting down and for tests."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
