@@ -24,9 +24,8 @@ from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
-from headrace.kernels.support_triton import triton_available
+from headrace.kernels.support_triton import has_dependent_launch, triton_available
 
-DEPENDENT_LAUNCH = (9, 0)  # compute capability from which kernels may overlap
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -85,7 +84,7 @@ class TritonBackend(AttentionBackend):
         kernels = "headrace.kernels"
         self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
-        self._pdl = _starts_early(device)
+        self._pdl = has_dependent_launch(device)
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._max_seq_len = self._max_extend = 0
         self._scratch: DecodeScratch | None = None  # of this step
@@ -204,8 +203,3 @@ def _decode_rows(batch: ForwardBatch) -> int:
     if batch.mode is not ForwardMode.MIXED:
         return len(new_tokens) if batch.mode.is_decode else 0
     return next((row for row, new in enumerate(new_tokens) if new != 1), len(new_tokens))
-
-
-def _starts_early(device: torch.device) -> bool:
-    """Whether a kernel may be launched before the one in front has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH

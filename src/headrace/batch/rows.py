@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.batch.transfer import to_device
 from headrace.request.sampling_params import MAX_STOP_IDS, SamplingParams
 
 MAX_ROW_STOP_IDS = 2 * MAX_STOP_IDS  # the request's own and the model's end tokens
@@ -87,8 +88,8 @@ class Rows:
             return
         integers = [_integers(start) for start in starts]
         floats = [_floats(start.params) for start in starts]
-        whole = self._to_device(torch.tensor(integers, dtype=torch.int64))
-        real = self._to_device(torch.tensor(floats, dtype=torch.float32))
+        whole = to_device(torch.tensor(integers, dtype=torch.int64), self.device)
+        real = to_device(torch.tensor(floats, dtype=torch.float32), self.device)
         rows = whole[:, 0]
         for index, column in enumerate(
             (self.length, self.seed, self.top_k, self.min_length, self.penalised, self.biased)
@@ -113,7 +114,7 @@ class Rows:
     def _admit_vocabulary_columns(self, start: RowStart) -> None:
         params = start.params
         if params.has_penalties:
-            tokens = self._to_device(torch.tensor(list(start.tokens), dtype=torch.int64))
+            tokens = to_device(torch.tensor(list(start.tokens), dtype=torch.int64), self.device)
             prompt, output = tokens[: start.prompt_length], tokens[start.prompt_length :]
             counts = self.token_counts[start.row]
             counts.zero_()
@@ -125,16 +126,11 @@ class Rows:
             if params.allowed_token_ids is not None:
                 allowed = torch.tensor(list(params.allowed_token_ids), dtype=torch.int64)
                 bias.fill_(float("-inf"))
-                bias[self._to_device(allowed)] = 0.0
+                bias[to_device(allowed, self.device)] = 0.0
             if params.logit_bias:
                 ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
                 values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
-                bias[self._to_device(ids)] += self._to_device(values)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+                bias[to_device(ids, self.device)] += to_device(values, self.device)
 
 
 def _integers(start: RowStart) -> list[int]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch, KvGroup
 from headrace.batch.rows import Rows
+from headrace.batch.transfer import to_device
 from headrace.kernels.batch_preparation import gather_decode, gather_extend, write_slots
 
 
@@ -31,7 +32,9 @@ class BatchPreparation:
             )
             token_rows = batch.rows
         else:
-            new_tokens = self._to_device(torch.tensor(batch.bounds.extend_lens, dtype=torch.int32))
+            new_tokens = to_device(
+                torch.tensor(batch.bounds.extend_lens, dtype=torch.int32), columns.device
+            )
             (
                 batch.input_ids,
                 batch.positions,
@@ -64,9 +67,3 @@ class BatchPreparation:
             )
             for name, table in self._tables.items()
         }
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        device = self._rows.device
-        if device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(device, non_blocking=True)

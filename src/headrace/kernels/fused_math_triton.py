@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.support_triton import triton_available
+from headrace.kernels.support_triton import has_dependent_launch, triton_available
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 TWICE_ROOT_2_PI = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
@@ -84,7 +84,7 @@ def check_fused(name: str, x: Tensor, *, pdl: bool) -> None:
         raise UnsupportedError(
             f"{name} by Triton got {x.dtype}", why="it takes float32, bfloat16 and float16"
         )
-    if pdl and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) < (9, 0)):
+    if pdl and not has_dependent_launch(x.device):
         raise UnsupportedError(
             f"{name} cannot use programmatic dependent launch on {x.device}",
             why="it needs an NVIDIA GPU of compute capability 9.0 or newer",

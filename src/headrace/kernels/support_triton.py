@@ -4,9 +4,17 @@ Importing this file needs no Triton. The kernel files (`*_attention_triton.py`) 
 only after `triton_available` answered `None`.
 """
 
+import torch
+
 from headrace.base.decision import Refusal
 
 _SUBJECT = "triton"
+_DEPENDENT_LAUNCH = (9, 0)  # compute capability
+
+
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may start there before the one in front has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _DEPENDENT_LAUNCH
 
 
 def triton_available(device_type: str | None = None) -> Refusal | None:

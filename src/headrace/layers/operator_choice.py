@@ -3,12 +3,10 @@
 import torch
 
 from headrace.base.decision import Decision, Refusal
-from headrace.kernels.support_triton import triton_available
+from headrace.kernels.support_triton import has_dependent_launch, triton_available
 from headrace.layers.cpu_operators import CpuOperators
 from headrace.layers.operators import TORCH_OPERATORS, Operators
 from headrace.layers.triton_operators import TritonOperators
-
-DEPENDENT_LAUNCH = (9, 0)  # compute capability from which a kernel may start before its predecessor
 
 
 def choose_operators(device: torch.device, weight_format: str) -> tuple[Decision[str], Operators]:
@@ -31,7 +29,7 @@ def choose_operators(device: torch.device, weight_format: str) -> tuple[Decision
             name="operators", value="torch", reason="layer by layer", refused=(refused,)
         )
         return decision, TORCH_OPERATORS
-    pdl = torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH
+    pdl = has_dependent_launch(device)
     launch = "with" if pdl else "without"
     decision = Decision(
         name="operators", value="triton", reason=f"fused, {launch} programmatic dependent launch"

@@ -35,8 +35,9 @@ from headrace.execution.path import ForwardPath
 from headrace.execution.preparation import BatchPreparation
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
+from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
-from headrace.layers.operator_choice import DEPENDENT_LAUNCH, choose_operators
+from headrace.layers.operator_choice import choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
@@ -270,7 +271,7 @@ class ModelRunner:
             backends=tuple(self.backends.values()),
             model=self.model.forward,
             head=self.model.compute_logits,
-            pdl=torch.cuda.get_device_capability(self.device) >= DEPENDENT_LAUNCH,
+            pdl=has_dependent_launch(self.device),
         )
 
     def _cpu_graph(self, preparation: BatchPreparation) -> CpuGraphPath | None:

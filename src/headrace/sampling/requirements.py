@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
+from headrace.batch.transfer import to_device
 from headrace.request.sampling_params import SamplingParams
 
 Forbidden = Collection[int] | None
@@ -34,7 +35,7 @@ def sampling_batch_info(
     """
     places = torch.tensor([rows, sequence_index, token_index], dtype=torch.int64)  # one copy
     assert places.shape == (3, len(params))
-    row, sequence, token = _to_device(places, device).unbind(0)
+    row, sequence, token = to_device(places, device).unbind(0)
     return SamplingBatchInfo(
         rows=row,
         sequence_index=sequence,
@@ -66,7 +67,7 @@ def _mask(
     for line, forbidden in zip(mask, masks, strict=True):
         if forbidden:
             line[torch.tensor(list(forbidden), dtype=torch.int64)] = True
-    return _to_device(mask, device)
+    return to_device(mask, device)
 
 
 def _logprob_request(
@@ -83,16 +84,10 @@ def _logprob_request(
             [*each.logprob_token_ids, *[-1] * (width - len(each.logprob_token_ids))]
             for each in params
         ]
-        token_ids = _to_device(torch.tensor(padded, dtype=torch.int64), device)
+        token_ids = to_device(torch.tensor(padded, dtype=torch.int64), device)
     if any(each.logprobs_mode == "processed" for each in asking):
         modes = [each.logprobs_mode == "processed" for each in params]
-        processed = _to_device(torch.tensor(modes, dtype=torch.bool), device)
+        processed = to_device(torch.tensor(modes, dtype=torch.bool), device)
     return LogprobRequest(
         top=max(top for top in tops if top is not None), token_ids=token_ids, processed=processed
     )
-
-
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -14,6 +14,7 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.rows import RowStart
 from headrace.batch.sampling_batch_info import SamplingBatchInfo
 from headrace.batch.side_request import PromptLogprobRequest, SideRequest
+from headrace.batch.transfer import to_device
 from headrace.runner.worker import StepResult
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.scheduler.chooser import Share
@@ -138,10 +139,7 @@ class BatchBuilder:
         )
 
     def _send(self, values: list[int]) -> Tensor:
-        tensor = torch.tensor(values, dtype=torch.int64)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return to_device(torch.tensor(values, dtype=torch.int64), self._device)
 
 
 def _mode(shares: Seq[Share]) -> ForwardMode:
