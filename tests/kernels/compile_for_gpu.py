@@ -13,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels import decode_attention_triton, extend_attention_triton
 
@@ -56,6 +57,9 @@ class Recorder:
                 signature[name] = TYPES[value.dtype]
                 if not parameter.do_not_specialize_on_alignment:
                     attributes[(index,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, TensorDescriptor):
+                kind = TYPES[value.base.dtype].removeprefix("*")
+                signature[name] = f"tensordesc<{kind}{list(value.block_shape)}>"
             elif isinstance(value, int):
                 signature[name] = "i32"
                 if not parameter.do_not_specialize and value % 16 == 0:

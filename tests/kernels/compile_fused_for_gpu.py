@@ -11,14 +11,22 @@ import torch
 from compile_for_gpu import Recorder
 
 from headrace.kernels import (
+    few_rows_triton,
     gated_activation_triton,
     matvec_triton,
     norm_rope_write_triton,
     norms_triton,
 )
+from headrace.kernels.few_rows_settings import FewRowsSettings
 from headrace.kernels.matvec_settings import MatvecSettings
 
-MODULES = (gated_activation_triton, matvec_triton, norm_rope_write_triton, norms_triton)
+MODULES = (
+    few_rows_triton,
+    gated_activation_triton,
+    matvec_triton,
+    norm_rope_write_triton,
+    norms_triton,
+)
 
 
 def recorders() -> dict[str, Recorder]:
@@ -45,8 +53,21 @@ def launches(kind: torch.dtype, pdl: bool) -> Any:
     logits = torch.empty(1, 2048)
     yield "_matvec_kernel", matvec(x, weight, **options, bias=norm[:2048], out=logits)
     yield "_norm_kernel", norms_triton.rms_norm(few.view(8, 32, 128), norm[:128], eps=0.0, pdl=pdl)
-    yield "_norm_kernel", norms_triton.add_rms_norm(few, few, norm, eps=0.0, pdl=pdl)
+    parts, sums = torch.empty(4, 8, 48 * 128), {"dtype": kind, "pdl": pdl}
+    stream = parts[..., :4096].contiguous()
+    yield "_norm_kernel", norms_triton.sum_rms_norm(stream, norm, eps=0.0, **sums)
+    yield "_gate_kernel", gated_activation_triton.gated_activation(parts, **sums)
     yield "_gate_kernel", gated_activation_triton.gated_activation(few, pdl=pdl)
+    if kind is not torch.float32:
+        few_rows = few_rows_triton.few_rows
+        shape = {"weights": 128, "block": 64, "warps": 4, "stages": 5}
+        for descriptor in (True, False) if pdl else (False,):
+            settings = FewRowsSettings(**shape, descriptor=descriptor, prefetch=256)
+            gated = {"settings": settings, "activation": "silu", "pdl": pdl}
+            yield "_few_rows_kernel", few_rows(few, weight, **gated)
+            split = FewRowsSettings(**shape, descriptor=descriptor, splits=4)
+            addends = {"residual": few[:, :2048], "bias": norm[:2048], "pdl": pdl}
+            yield "_few_rows_kernel", few_rows(few, weight, settings=split, **addends)
     cache, table = torch.empty(4, 64, 8, 128, dtype=kind), torch.empty(100, 128)
     for tokens in (8, 1024):  # one token a program, and several
         index = torch.zeros(tokens, dtype=torch.int64)

@@ -11,6 +11,7 @@ import torch
 from fused_cases import Heads, Product, assert_close, check_heads, check_product, draw, strided
 
 from headrace.kernels import gated_activation, matvec, norm_rope_write, norms
+from headrace.kernels.gated_activation import summed
 from headrace.kernels.matvec_settings import MatvecSettings, matvec_settings
 
 pytestmark = pytest.mark.gpu
@@ -106,9 +107,9 @@ def test_norms(dtype, shape, hopper):
         out = norm_kernels.rms_norm(x, weight, eps=1e-6, pdl=pdl)
         assert_close(out, norms.rms_norm(x.double(), weight, eps=1e-6), dtype)
         if len(shape) == 2:
-            residual = draw(*shape, dtype=dtype, seed=2)
-            out, total = norm_kernels.add_rms_norm(x, residual, weight, eps=1e-6, pdl=pdl)
-            assert torch.equal(total, residual + x)
+            parts = draw(3, *shape, dtype=torch.float32, seed=2)
+            out, total = norm_kernels.sum_rms_norm(parts, weight, eps=1e-6, dtype=dtype, pdl=pdl)
+            assert torch.equal(total, summed(parts).to(dtype))
             assert_close(out, norms.rms_norm(total.double(), weight, eps=1e-6), dtype)
 
 
@@ -144,7 +145,7 @@ def test_steps_of_any_size_use_the_same_kernels():
         matvec_kernels.matvec(**Product(outputs=256 + tokens, **traits).arguments())
         x = draw(tokens, 272, dtype=torch.bfloat16, seed=0)
         norm_kernels.rms_norm(x, x[0], eps=1e-6)
-        norm_kernels.add_rms_norm(x, x, x[0], eps=1e-6)
+        norm_kernels.sum_rms_norm(torch.stack((x, x)).float(), x[0], eps=1e-6, dtype=x.dtype)
         gate_kernels.gated_activation(x)
         named = Heads(tokens=tokens, dim=48, dtype=torch.bfloat16).arguments()
         # Index tensors cut from larger ones lie at odd addresses.
@@ -178,8 +179,8 @@ def test_a_chain_in_a_graph_is_ordered(dependent_launch, hopper):
         for up, down in stack:
             named = {"norm_weight": norm, "eps": 1e-6, "pdl": pdl}
             inner = matvec_kernels.matvec(hidden, up, **named, activation="silu")
-            delta = matvec_kernels.matvec(inner, down, pdl=pdl, settings=down_settings)
-            _, hidden = norm_kernels.add_rms_norm(delta, hidden, norm, eps=1e-6, pdl=pdl)
+            named = {"residual": hidden, "pdl": pdl, "settings": down_settings}
+            hidden = matvec_kernels.matvec(inner, down, **named)
         return hidden
 
     expected = chain(pdl=False)

@@ -92,19 +92,16 @@ def test_rms_norm(shape, dtype, weight_dtype):
     assert_close(out, norms.rms_norm(x.double(), weight, eps=1e-6), dtype)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_add_rms_norm(dtype, in_place):
-    x, residual = (strided(draw(3, 40, dtype=dtype, seed=seed)) for seed in (0, 1))
-    weight = draw(40, dtype=dtype, seed=2)
-    expected, expected_total = norms.add_rms_norm(x, residual, weight, eps=1e-5)
-    places = {"out": x, "total": residual} if in_place else {}
-    out, total = norm_kernels.add_rms_norm(x, residual, weight, eps=1e-5, **places)
-    if dtype is FLOAT or torch.cuda.is_available():  # the interpreter cuts bfloat16 off
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN, HALF])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sum_rms_norm(dtype, splits):
+    parts, weight = draw(splits, 4, 40, dtype=FLOAT, seed=0), draw(40, dtype=dtype, seed=2)
+    expected, expected_total = norms.sum_rms_norm(parts, weight, eps=1e-5, dtype=dtype)
+    out, total = norm_kernels.sum_rms_norm(parts, weight, eps=1e-5, dtype=dtype)
+    if dtype is not BRAIN or torch.cuda.is_available():  # the interpreter cuts bfloat16 off
         assert torch.equal(total, expected_total)
     assert_close(total, expected_total, dtype)
     assert_close(out, expected, dtype)
-    assert (out is x) == (total is residual) == in_place
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy's, of the interpreter: exp of 90

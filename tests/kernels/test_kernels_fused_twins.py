@@ -11,7 +11,7 @@ from headrace.kernels.gated_activation import gated_activation
 from headrace.kernels.matvec import matvec
 from headrace.kernels.matvec_settings import MEASURED, MatvecSettings, matvec_settings
 from headrace.kernels.norm_rope_write import norm_rope_write
-from headrace.kernels.norms import add_rms_norm, rms_norm
+from headrace.kernels.norms import rms_norm, sum_rms_norm
 from headrace.layers.mlp import activation as layer_activation
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import Rotation
@@ -48,8 +48,9 @@ def test_norms(dtype, offset):
     norm = layer_norm(40, dtype, offset)  # with an offset the weight is float32
     x, residual = draw(3, 40, dtype=dtype, seed=0), draw(3, 40, dtype=dtype, seed=1)
     close(rms_norm(x, norm.weight, eps=1e-5), norm(x), dtype)
-    normed, total = add_rms_norm(x, residual, norm.weight, eps=1e-5)
-    assert torch.equal(total, residual + x)
+    parts = torch.stack((x, residual)).float()
+    normed, total = sum_rms_norm(parts, norm.weight, eps=1e-5, dtype=dtype)
+    assert torch.equal(total, x + residual)
     close(normed, norm(total), dtype)
 
 

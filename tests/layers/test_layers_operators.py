@@ -73,11 +73,13 @@ def test_norms_products_and_gates(rows: int, form: str, act: str) -> None:
     x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
     results = []
     for operators in (PLAIN, CPU):
-        gated = operators.normed_gate(norm, mlp, x)
+        gated, same = operators.normed_gate(norm, mlp, x)
+        product, again = operators.normed_linear(norm, mlp.gate_up_proj, x)
+        assert same is again is x
         results.append(
             (
                 operators.norm(norm, x),
-                operators.normed_linear(norm, mlp.gate_up_proj, x),
+                product,
                 gated,
                 operators.add_linear(mlp.down_proj, gated, residual),
             )

@@ -118,7 +118,7 @@ def test_mlp(act: str) -> None:
     }[act]
     exact = part("down_proj", exact_act(gate) * part("up_proj", normed))
     torch.testing.assert_close(
-        mlp.down_proj(mlp.gate(norm, x)).double(), exact, rtol=1e-4, atol=1e-4
+        mlp.down_proj(mlp.gate(norm, x)[0]).double(), exact, rtol=1e-4, atol=1e-4
     )
 
 

@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +18,7 @@ def gated_activation(
     *,
     activation: Activation = "silu",
     out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`gated_activation.gated_activation`; `pdl`: programmatic dependent launch.
@@ -25,17 +27,19 @@ def gated_activation(
         UnsupportedError: device or dtype that the kernel does not take.
     """
     check_fused("Gated activation", x, pdl=pdl)
-    tokens, size = x.shape[0], x.shape[1] // 2
-    out = x.new_empty(tokens, size) if out is None else out
+    parts = x if x.dim() == 3 else x[None]
+    tokens, size = parts.shape[1], parts.shape[2] // 2
+    out = x.new_empty(tokens, size, dtype=dtype or x.dtype) if out is None else out
     assert out.shape == (tokens, size)
-    assert out.dtype == x.dtype
-    assert x.stride(1) == out.stride(1) == 1
+    assert x.dim() == 2 or x.is_contiguous()
+    assert x.stride(-1) == out.stride(1) == 1
     if tokens > 0:
         _gate_kernel[(tokens, triton.cdiv(size, BLOCK))](
             x,
             out,
-            x.stride(0),
+            parts.stride(1),
             out.stride(0),
+            PARTS=parts.shape[0],
             SIZE=size,
             BLOCK=BLOCK,
             ACTIVATION=activation,
@@ -52,6 +56,7 @@ def _gate_kernel(
     out,
     x_stride,
     out_stride,
+    PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -66,5 +71,9 @@ def _gate_kernel(
     row = x + token * x_stride
     gate = tl.load(row + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(row + SIZE + column, mask=mask, other=0.0).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        row += tl.num_programs(0).to(tl.int64) * x_stride
+        gate += tl.load(row + column, mask=mask, other=0.0)
+        up += tl.load(row + SIZE + column, mask=mask, other=0.0)
     result = activate(gate, ACTIVATION) * up
     tl.store(out + token * out_stride + column, result.to(out.dtype.element_ty), mask=mask)

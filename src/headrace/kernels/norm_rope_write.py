@@ -8,7 +8,7 @@ rounding at the end; the layers round the norm too, so they differ by that round
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_activation import widened
+from headrace.kernels.gated_activation import summed, widened
 from headrace.kernels.norms import rms_norm
 
 
@@ -24,11 +24,13 @@ def norm_rope_write(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Writes k and v to the pool and returns the queries.
 
     Args:
-        qkv: [T, N D + K D + K Dv]; rows may be strided.
+        qkv: [T, N D + K D + K Dv]; rows may be strided. Or parts of it, [S, T, ...] float32, of
+            `few_rows`.
         cos_sin: [L, R] float32, R <= D even: cosines, then sines, R/2 each; the dimensions of a
             head from R on are not turned.
         positions: [T] int64, below L.
@@ -38,9 +40,11 @@ def norm_rope_write(
         q_norm, k_norm: [D], of q's dtype or float32; both or neither.
         eps: of the norms.
         out: [T, N, D], written and returned; allocated if absent.
+        dtype: of the queries, if `out` is absent: qkv's by default.
 
-    Returns: queries [T, N, D] in qkv's dtype.
+    Returns: queries [T, N, D].
     """
+    dtype, qkv = dtype or qkv.dtype, summed(qkv)
     assert (q_norm is None) == (k_norm is None)
     kv_heads, dim, value_dim = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
     key_size, value_size = kv_heads * dim, kv_heads * value_dim
@@ -58,5 +62,5 @@ def norm_rope_write(
 
     k_cache.flatten(0, 1)[slots] = turned(k, k_norm).to(k_cache.dtype)
     v_cache.flatten(0, 1)[slots] = v.unflatten(1, (kv_heads, value_dim)).to(v_cache.dtype)
-    queries = turned(q, q_norm).to(qkv.dtype)
+    queries = turned(q, q_norm).to(dtype)
     return queries if out is None else out.copy_(queries)

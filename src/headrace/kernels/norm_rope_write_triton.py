@@ -32,6 +32,7 @@ def norm_rope_write(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`norm_rope_write.norm_rope_write`; `pdl`: programmatic dependent launch.
@@ -40,22 +41,23 @@ def norm_rope_write(
         UnsupportedError: device or dtype that the kernel does not take.
     """
     check_fused("Norm, rope and KV write", qkv, pdl=pdl)
-    tokens = qkv.shape[0]
+    parts = qkv if qkv.dim() == 3 else qkv[None]
+    tokens, width = parts.shape[1:]
     page, kv_heads, dim = k_cache.shape[1:]
     value_dim, rotary = v_cache.shape[3], cos_sin.shape[1]
-    heads = (qkv.shape[1] - kv_heads * value_dim) // dim - kv_heads
-    out = qkv.new_empty(tokens, heads, dim) if out is None else out
+    heads = (width - kv_heads * value_dim) // dim - kv_heads
+    out = qkv.new_empty(tokens, heads, dim, dtype=dtype or qkv.dtype) if out is None else out
     assert (q_norm is None) == (k_norm is None)
-    assert qkv.shape[1] == (heads + kv_heads) * dim + kv_heads * value_dim
+    assert width == (heads + kv_heads) * dim + kv_heads * value_dim
     assert v_cache.shape[:3] == k_cache.shape[:3]
+    assert qkv.dim() == 2 or qkv.is_contiguous()
     assert rotary <= dim
     assert rotary % 2 == 0
     assert cos_sin.dtype is torch.float32
     assert positions.dtype is slots.dtype is torch.int64
     assert out.shape == (tokens, heads, dim)
-    assert out.dtype == qkv.dtype
     assert all(t.is_contiguous() for t in (cos_sin, positions, slots, out))
-    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
+    assert qkv.stride(-1) == k_cache.stride(3) == v_cache.stride(3) == 1
     if tokens > 0:
         programs = triton.cdiv(heads, HEADS) + 2 * triton.cdiv(kv_heads, HEADS)
         tile = tile_tokens(tokens, max(dim, value_dim))
@@ -71,7 +73,8 @@ def norm_rope_write(
             out,
             eps,
             tokens,
-            qkv.stride(0),
+            parts.stride(1),
+            PARTS=parts.shape[0],
             HEADS=heads,
             KV_HEADS=kv_heads,
             DIM=dim,
@@ -114,6 +117,7 @@ def _rope_kernel(
     eps,
     tokens,
     qkv_stride,
+    PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -145,37 +149,66 @@ def _rope_kernel(
     slot = tl.load(slots + token, mask=exists, other=0)
     exists, token = exists[None, :, None], token[None, :, None]
     row = qkv + token * qkv_stride
+    part_stride = tokens.to(tl.int64) * qkv_stride
     angles = cos_sin + position[None, :, None] * ROTARY
     page, place = (slot // PAGE)[None, :, None], (slot % PAGE)[None, :, None]
     if program < Q_PROGRAMS:
         head = program * BLOCK + member
         live = exists & (head < HEADS)
         start, target = row + head * DIM, out + (token * HEADS + head) * DIM
-        _turn(start, target, live, q_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+        _turn(
+            start,
+            part_stride,
+            target,
+            live,
+            q_norm,
+            eps,
+            angles,
+            PARTS,
+            DIM,
+            ROTARY,
+            HALF_PAD,
+            REST_PAD,
+        )
     elif program < Q_PROGRAMS + K_PROGRAMS:
         head = (program - Q_PROGRAMS) * BLOCK + member
         live = exists & (head < KV_HEADS)
         start = row + (HEADS + head) * DIM
         target = k_cache + page * K_STRIDES[0] + place * K_STRIDES[1] + head * K_STRIDES[2]
-        _turn(start, target, live, k_norm, eps, angles, DIM, ROTARY, HALF_PAD, REST_PAD)
+        _turn(
+            start,
+            part_stride,
+            target,
+            live,
+            k_norm,
+            eps,
+            angles,
+            PARTS,
+            DIM,
+            ROTARY,
+            HALF_PAD,
+            REST_PAD,
+        )
     else:
         head = (program - Q_PROGRAMS - K_PROGRAMS) * BLOCK + member
         column = tl.arange(0, VALUE_PAD)[None, None, :]
         mask = exists & (head < KV_HEADS) & (column < VALUE_DIM)
         start = row + (HEADS + KV_HEADS) * DIM + head * VALUE_DIM
         target = v_cache + page * V_STRIDES[0] + place * V_STRIDES[1] + head * V_STRIDES[2]
-        v = tl.load(start + column, mask=mask, other=0.0)
+        v = _total(start + column, part_stride, mask, PARTS)
         tl.store(target + column, v.to(v_cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _turn(
     start,
+    part_stride,
     target,
     live,
     weight,
     eps,
     angles,
+    PARTS: tl.constexpr,
     DIM: tl.constexpr,
     ROTARY: tl.constexpr,
     HALF_PAD: tl.constexpr,
@@ -191,13 +224,13 @@ def _turn(
     column = tl.arange(0, HALF_PAD)[None, None, :]
     inside = column < HALF
     mask = live & inside
-    first = tl.load(start + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(start + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    first = _total(start + column, part_stride, mask, PARTS)
+    second = _total(start + HALF + column, part_stride, mask, PARTS)
     squares = tl.sum(first * first + second * second, 2)  # [BLOCK, TOKENS]
     if DIM > ROTARY:
         rest_column = ROTARY + tl.arange(0, REST_PAD)[None, None, :]
         rest_inside = rest_column < DIM
-        rest = tl.load(start + rest_column, mask=live & rest_inside, other=0.0).to(tl.float32)
+        rest = _total(start + rest_column, part_stride, live & rest_inside, PARTS)
         squares += tl.sum(rest * rest, 2)
     if weight is not None:
         rstd = tl.rsqrt(squares / DIM + eps)[:, :, None]
@@ -213,3 +246,12 @@ def _turn(
     tl.store(target + HALF + column, (second * cos + first * sin).to(kind), mask=mask)
     if DIM > ROTARY:
         tl.store(target + rest_column, rest.to(kind), mask=live & rest_inside)
+
+
+@triton.jit
+def _total(place, part_stride, mask, PARTS: tl.constexpr):
+    """float32 sum of the parts at `place`; 0 where masked."""
+    total = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(place + part * part_stride, mask=mask, other=0.0)
+    return total

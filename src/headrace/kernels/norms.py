@@ -7,7 +7,7 @@ weight is taken as it is: a model whose checkpoint stores w of 1 + w adds the 1 
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_activation import widened
+from headrace.kernels.gated_activation import summed, widened
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
@@ -26,25 +26,17 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None
     return result if out is None else out.copy_(result)
 
 
-def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    *,
-    eps: float,
-    out: Tensor | None = None,
-    total: Tensor | None = None,
+def sum_rms_norm(
+    parts: Tensor, weight: Tensor, *, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The step between two sublayers: residual + x, rounded to x's dtype, and the norm of that.
+    """The step between two sublayers: parts of a sum added and rounded, and the norm of that.
 
     Args:
-        x, residual: [T, H].
-        weight: [H], of x's dtype or float32.
-        out: [T, H] for the norm; allocated if absent. It may be x.
-        total: [T, H] for the sum; allocated if absent. It may be `residual`.
+        parts: [S, T, H] float32, of `few_rows`: the residual is in them.
+        weight: [H], of the result's dtype or float32.
+        dtype: of the results.
 
-    Returns: (norm of the sum, the sum).
+    Returns: (norm of the sum, the sum), [T, H] each.
     """
-    added = residual + x
-    total = added if total is None else total.copy_(added)
-    return rms_norm(total, weight, eps=eps, out=out), total
+    total = summed(parts).to(dtype)
+    return rms_norm(total, weight, eps=eps), total

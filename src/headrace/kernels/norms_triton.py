@@ -1,4 +1,4 @@
-"""RMSNorm in Triton, alone and behind the addition of a residual. Meaning: `norms`.
+"""RMSNorm in Triton, alone and behind the addition of a sum's parts. Meaning: `norms`.
 
 A program holds whole rows in registers: each number is read once and written once.
 """
@@ -32,64 +32,58 @@ def rms_norm(
         UnsupportedError: device, dtype or size that the kernel does not take.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    _launch(x, None, weight, out, None, eps, pdl)
+    _launch(_in_groups(x), None, weight, out, None, eps, pdl)
     return out
 
 
-def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    *,
-    eps: float,
-    out: Tensor | None = None,
-    total: Tensor | None = None,
-    pdl: bool = False,
+def sum_rms_norm(
+    parts: Tensor, weight: Tensor, *, eps: float, dtype: torch.dtype, pdl: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`norms.add_rms_norm`; `pdl`: programmatic dependent launch.
+    """`norms.sum_rms_norm`; `pdl`: programmatic dependent launch.
 
     Raises:
         UnsupportedError: device, dtype or size that the kernel does not take.
     """
-    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    total = torch.empty_like(out) if total is None else total
-    assert x.dim() == 2
-    assert x.shape == residual.shape == total.shape
-    assert residual.dtype == total.dtype == x.dtype
-    _launch(x, residual, weight, out, total, eps, pdl)
+    assert parts.dim() == 3
+    assert parts.is_contiguous()
+    out, total = (parts.new_empty(parts.shape[1:], dtype=dtype) for _ in range(2))
+    _launch(_in_groups(parts[0]), parts, weight, out, total, eps, pdl)
     return out, total
 
 
 def _launch(
     x: Tensor,
-    residual: Tensor | None,
+    parts: Tensor | None,
     weight: Tensor,
     out: Tensor,
     total: Tensor | None,
     eps: float,
     pdl: bool,
 ) -> None:
-    check_fused("RMSNorm", x, pdl=pdl)
-    size = x.shape[-1]
+    """x: [T, groups, size], and of `parts` the first."""
+    check_fused("RMSNorm", out, pdl=pdl)
+    tokens, groups, size = x.shape
     if size > MAX_SIZE:
         raise UnsupportedError(
             f"RMSNorm by Triton got rows of {size}", why=f"a program holds at most {MAX_SIZE}"
         )
-    views = [None if t is None else _in_groups(t) for t in (x, residual, out, total)]
-    tokens, groups = _in_groups(x).shape[:2]
+    out = _in_groups(out)
     assert weight.shape == (size,)
     assert out.shape == x.shape
-    assert out.dtype == x.dtype
     if tokens == 0:
         return
     size_pad = next_power(size)
     group_block = min(next_power(groups), max(1, TILE // size_pad))
     _norm_kernel[(tokens, triton.cdiv(groups, group_block))](
-        *views,
+        x,
+        out,
+        total,
         weight,
         eps,
         groups,
-        *(stride for t in views for stride in ((0, 0) if t is None else t.stride()[:2])),
+        *x.stride()[:2],
+        *out.stride()[:2],
+        PARTS=1 if parts is None else parts.shape[0],
         SIZE=size,
         SIZE_PAD=size_pad,
         GROUP_BLOCK=group_block,
@@ -108,7 +102,6 @@ def _in_groups(x: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["groups"])
 def _norm_kernel(
     x,
-    residual,
     out,
     total,
     weight,
@@ -116,12 +109,9 @@ def _norm_kernel(
     groups,
     x_token,
     x_group,
-    residual_token,
-    residual_group,
     out_token,
     out_group,
-    total_token,
-    total_group,
+    PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -135,14 +125,16 @@ def _norm_kernel(
     begin(PDL)
     scale = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
     wait(PDL)
-    value = tl.load(x + token * x_token + group * x_group + column, mask=mask, other=0.0)
-    if residual is not None:
-        place = token * residual_token + group * residual_group + column
-        other = tl.load(residual + place, mask=mask, other=0.0)
-        value = (value.to(tl.float32) + other.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + token * total_token + group * total_group + column, value, mask=mask)
-    wide = value.to(tl.float32)
+    place = x + token * x_token + group * x_group + column
+    wide = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        place += tl.num_programs(0).to(tl.int64) * x_token
+        wide += tl.load(place, mask=mask, other=0.0)
+    place = token * out_token + group * out_group + column
+    if total is not None:
+        value = wide.to(total.dtype.element_ty)
+        tl.store(total + place, value, mask=mask)
+        wide = value.to(tl.float32)
     mean = tl.sum(wide * wide, 1) / SIZE  # [GROUP_BLOCK]
     normed = wide * tl.rsqrt(mean + eps)[:, None] * scale
-    place = token * out_token + group * out_group + column
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=mask)

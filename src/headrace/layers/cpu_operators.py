@@ -27,12 +27,12 @@ class CpuOperators(TorchOperators):
         scale = (torch.dot(row, row).item() / norm.shape[0] + norm.eps) ** -0.5
         return (row * norm.weight).mul_(scale).to(x.dtype).view(1, -1)
 
-    def normed_gate(self, norm: RMSNorm, mlp: GatedMLP, x: Tensor) -> Tensor:
+    def normed_gate(self, norm: RMSNorm, mlp: GatedMLP, x: Tensor) -> tuple[Tensor, Tensor]:
         if mlp.act is not F.silu:
             return super().normed_gate(norm, mlp, x)
         both = mlp.gate_up_proj.forward(self.norm(norm, x))  # [T, 2 * intermediate]
         gate, up = both[:, : mlp.intermediate], both[:, mlp.intermediate :]
-        return F.silu(gate).mul_(up)
+        return F.silu(gate).mul_(up), x
 
     def rotate_and_write(
         self, attention: SelfAttention, qkv: Tensor, rotation: Rotation, batch: ForwardBatch

@@ -47,6 +47,6 @@ class GatedMLP(nn.Module):
         )
         self.down_proj = Linear(intermediate, hidden, bias=bias, space=space)
 
-    def gate(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """act(gate(norm(x))) * up(norm(x)): [T, H] -> [T, intermediate]"""
+    def gate(self, norm: RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        """act(gate(norm(x))) * up(norm(x)) [T, intermediate], and x, as `Operators.normed_gate`"""
         return self.operators.normed_gate(norm, self, x)

@@ -20,7 +20,7 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, *, eps: float, space: WeightSpace, offset: float = 0.0) -> None:
         super().__init__()
         self.shape, self.eps, self.offset = (size,), eps, offset
-        self.operators = space.operators
+        self.operators, self.dtype = space.operators, space.dtype  # dtype: of the rows
         self.weight = space.parameter(size, dtype=torch.float32 if offset else None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,30 +21,40 @@ if TYPE_CHECKING:
 
 
 class Operators(Protocol):
-    """Compositions of layers. Shapes: T tokens, H hidden, N query heads, D head dim."""
+    """Compositions of layers. Shapes: T tokens, H hidden, N query heads, D head dim.
+
+    The residual stream and the product before attention may stand in parts, [S, T, ...] float32,
+    that are not added yet: operators that return such take them again, and add them where they read
+    them anyhow. What reads the stream therefore returns it too, added.
+    """
 
     name: str
 
     def norm(self, norm: "RMSNorm", x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]"""
+        """[T, H], maybe in parts, -> [T, H]"""
         ...
 
-    def normed_linear(self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor) -> Tensor:
-        """linear(norm(x)): [T, H] -> [T, outputs]"""
+    def normed_linear(
+        self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """linear(norm(x)) [T, outputs], maybe in parts, and x [T, H], which may come in parts."""
         ...
 
     def add_linear(self, linear: "MergedLinear", x: Tensor, residual: Tensor) -> Tensor:
-        """residual + linear(x): [T, inputs], [T, H] -> [T, H]; `residual` may be written."""
+        """residual + linear(x): [T, inputs], [T, H] -> [T, H], maybe in parts; `residual` may be
+        written."""
         ...
 
-    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> Tensor:
-        """act(gate(norm(x))) * up(norm(x)): [T, H] -> [T, intermediate]"""
+    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> tuple[Tensor, Tensor]:
+        """act(gate(norm(x))) * up(norm(x)) [T, intermediate], and x [T, H], which may come in
+        parts."""
         ...
 
     def rotate_and_write(
         self, attention: "SelfAttention", qkv: Tensor, rotation: "Rotation", batch: "ForwardBatch"
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """q [T, N, D], normed and rotated; k and v go to the pool, and are returned when fresh.
+        `qkv` may come in parts.
 
         Fresh: every row of the step starts at position 0, so that attention need not read the pool.
         """
@@ -65,16 +75,17 @@ class TorchOperators:
             return F.rms_norm(x, norm.shape, norm.weight, norm.eps)
         return F.rms_norm(x.float(), norm.shape, norm.weight, norm.eps).to(x.dtype)
 
-    def normed_linear(self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor) -> Tensor:
-        return linear.forward(self.norm(norm, x))
+    def normed_linear(
+        self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return linear.forward(self.norm(norm, x)), x
 
     def add_linear(self, linear: "MergedLinear", x: Tensor, residual: Tensor) -> Tensor:
         return linear.forward(x, residual)
 
-    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> Tensor:
+    def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = mlp.gate_up_proj.forward(self.norm(norm, x)).split(mlp.intermediate, dim=-1)
-        gated: Tensor = mlp.act(gate) * up
-        return gated
+        return mlp.act(gate) * up, x
 
     def rotate_and_write(
         self, attention: "SelfAttention", qkv: Tensor, rotation: "Rotation", batch: "ForwardBatch"

@@ -53,13 +53,12 @@ class PreNormBlock(nn.Module):
         self.post_attention_layernorm = norm(traits, space)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """The residual stream, [T, H] -> [T, H]"""
+        """The residual stream, [T, H] -> [T, H], maybe in parts (`Operators`)"""
         attention, mlp = self.self_attn, self.mlp
-        qkv = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
+        qkv, x = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
         x = self.operators.add_linear(attention.o_proj, attention.attend(qkv, rotation, batch), x)
-        return self.operators.add_linear(
-            mlp.down_proj, mlp.gate(self.post_attention_layernorm, x), x
-        )
+        gated, x = mlp.gate(self.post_attention_layernorm, x)
+        return self.operators.add_linear(mlp.down_proj, gated, x)
 
 
 class Decoder(nn.Module):

@@ -41,11 +41,11 @@ class SandwichBlock(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """The residual stream, [T, H] -> [T, H]"""
         attention, mlp = self.self_attn, self.mlp
-        qkv = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
+        qkv, x = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
         attended = attention.o_proj(attention.attend(qkv, rotation, batch))
         x = x + self.post_attention_layernorm(attended)
-        fed = mlp.down_proj(mlp.gate(self.pre_feedforward_layernorm, x))
-        return x + self.post_feedforward_layernorm(fed)  # type: ignore[no-any-return]
+        gated, x = mlp.gate(self.pre_feedforward_layernorm, x)
+        return x + self.post_feedforward_layernorm(mlp.down_proj(gated))  # type: ignore[no-any-return]
 
 
 class Gemma3ForCausalLM(CausalDecoder):

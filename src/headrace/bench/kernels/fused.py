@@ -156,18 +156,18 @@ def small_kernels(tokens: int) -> Iterator[tuple[str, Callable[[], Tensor], Tens
     """Name, call, what it must give, and bytes moved, of the kernels of an 8B layer."""
     from headrace.kernels.gated_activation_triton import gated_activation
     from headrace.kernels.norm_rope_write_triton import norm_rope_write
-    from headrace.kernels.norms_triton import add_rms_norm, rms_norm
+    from headrace.kernels.norms_triton import rms_norm, sum_rms_norm
 
     hidden, inner, heads, kv_heads, dim = 4096, 12288, 32, 8, 128
     draw = partial(torch.randn, device="cuda", dtype=DTYPE)
-    x, residual, weight = draw(tokens, hidden), draw(tokens, hidden), draw(hidden)
+    x, weight, out = draw(tokens, hidden), draw(hidden), draw(tokens, hidden)
     row = tokens * hidden * DTYPE.itemsize
-    out, total = torch.empty_like(x), torch.empty_like(x)
     norm = partial(rms_norm, x, weight, eps=1e-6, out=out, pdl=True)
     yield "rms_norm", norm, norm_twin.rms_norm(x, weight, eps=1e-6), 2 * row
-    add = partial(add_rms_norm, x, residual, weight, eps=1e-6, out=out, total=total, pdl=True)
-    expected = norm_twin.add_rms_norm(x, residual, weight, eps=1e-6)[0]
-    yield "add_rms_norm", lambda: add()[0], expected, 4 * row
+    parts = torch.randn(4, tokens, hidden, device="cuda")
+    add = partial(sum_rms_norm, parts, weight, eps=1e-6, dtype=DTYPE, pdl=True)
+    expected = norm_twin.sum_rms_norm(parts, weight, eps=1e-6, dtype=DTYPE)[0]
+    yield "sum_rms_norm, 4 parts", lambda: add()[0], expected, 10 * row
     both = draw(tokens, 2 * inner)
     gate = partial(gated_activation, both, out=draw(tokens, inner), pdl=True)
     silu = F.silu(both[:, :inner].float()) * both[:, inner:].float()
@@ -198,12 +198,12 @@ def main() -> int:
     right = True
     for product in products:
         right &= bench_product(product, rate, sweep=asked.sweep)
-    print("kernel              tokens   floor    ours")
+    print("kernel                  tokens   floor    ours")
     for tokens in (1, 32, 256, 4096):
         for name, call, expected, size in small_kernels(tokens):
             right &= check(f"{name} {tokens}", call(), expected)
             time = time_calls([call])
-            print(f"{name:20}{tokens:6}{size / rate * 1e6:8.2f}{time:8.2f}", flush=True)
+            print(f"{name:24}{tokens:6}{size / rate * 1e6:8.2f}{time:8.2f}", flush=True)
     return 0 if right else 1
 
 
