@@ -44,8 +44,11 @@ format: ## mend the style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# Processes that share the device: most of a test is the compiling of kernels.
+GPU_TEST_WORKERS ?= 8
+
 gpu-test: ## tests that need a CUDA device
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q -o addopts= -m gpu $(GPU_TESTS)
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -q -o addopts= -m gpu -n $(GPU_TEST_WORKERS) $(GPU_TESTS)
 
 # Where gpu-bench leaves its JSON lines, and the seconds one part of it may take.
 OUT ?= build/bench

@@ -67,13 +67,13 @@ def steps_by_path(engine: Engine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, FILTERED], ids=["greedy", "filtered"])
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 15])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 17])
 def test_decode_graph_equals_eager(folder: Path, params: SamplingParams, count: int) -> None:
     batch = prompts(count, seed=count)
     eager = cuda_engine(folder, decode_graph="off", enable_overlap=False)
     comparison = Comparison(run_all(eager, batch, [params] * count), tolerance=1e-3)
     assert set(steps_by_path(eager)) == {"eager"}
-    graph = cuda_engine(folder, decode_graph=(1, 2, 4, 8, 16))
+    graph = cuda_engine(folder, decode_graph=(1, 2, 4, 8, 24), max_running_requests=24)
     comparison.check(run_all(graph, batch, [params] * count))
     comparison.check(run_alone(graph, batch, [params] * count))
     assert steps_by_path(graph)["decode_graph"] >= NEW_TOKENS - 2

@@ -8,7 +8,7 @@ from headrace.request.sampling_params import SamplingParams
 
 # One token, both sides of pages of 16 and 64, several chunks and pages.
 LENGTHS = (1, 15, 16, 17, 33, 64, 65, 100, 130)
-GPU_LENGTHS = (*LENGTHS, 257, 1025)
+GPU_LENGTHS = (*LENGTHS, 257, 1025, 4097)
 TEXT = """\
 A mill on a river needs three things: water, a fall, and a channel between them. The channel is
 called the headrace. It leaves the river above the weir, follows the slope with as little loss as
