@@ -51,6 +51,15 @@ class NotFoundError(HeadraceError):
     """A model name that is neither a path, a short name nor a reachable hub id."""
 
 
+class UnavailableError(HeadraceError):
+    """The engine takes no requests at this moment: it starts, drains, or is gone. Nothing is wrong
+    with the request."""
+
+
+class EngineDeadError(UnavailableError):
+    """The engine's process ended before the request did, or before it was ready."""
+
+
 def _opened(text: str) -> str:
     """The text as the beginning of a sentence: a capital, except for a name or a command."""
     text = text.strip()
