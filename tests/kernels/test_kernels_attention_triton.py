@@ -158,6 +158,69 @@ def test_large_tiles_agree_with_the_twin(window, page):
     assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
 
 
+BY_BLOCK = [
+    Case(seq_lens=(200, 1, 0, 65), extend_lens=(200, 1, 0, 33), heads=(6, 2), page=64, sinks=True),
+    Case(seq_lens=(150,), extend_lens=(90,), page=32, dtype=BRAIN, window=40, soft_cap=3.0),
+    Case(seq_lens=(90, 40), extend_lens=(7, 40), heads=(4, 1), dim=128, value_dim=64, page=128),
+]
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("case", BY_BLOCK, ids=lambda case: case.name)
+def test_whole_blocks_by_descriptors(case, heads_first):
+    """Also of a pool whose pages hold head after head, which it shows as a view."""
+    batch = make(replace(case, padding=3))
+    if heads_first:
+        k, v = (
+            cache.transpose(1, 2).contiguous().transpose(1, 2)
+            for cache in (batch.k_cache, batch.v_cache)
+        )
+        batch = replace(batch, k_cache=k, v_cache=v)
+    tile = extend_kernels.ExtendTile(
+        rows=32, block_bytes=16 * 1024, warps=4, stages=3, by_block=True
+    )
+    caches = batch.k_cache, batch.v_cache
+    assert all(extend_kernels.takes_blocks(cache, 16) for cache in caches)
+    lse, twin_lse = sums(batch), sums(batch)
+    out = extend(batch, lse=lse, tile=tile)
+    assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
+
+
+def test_blocks_that_are_no_rectangles_come_row_by_row():
+    """A block over several pages, a head size that is no power of two, rows at odd addresses."""
+    pool = torch.zeros(4, 64, 2, 64)
+    assert extend_kernels.takes_blocks(pool, 64)
+    assert not extend_kernels.takes_blocks(pool, 128)
+    assert not extend_kernels.takes_blocks(torch.zeros(4, 64, 2, 80), 64)
+    assert not extend_kernels.takes_blocks(
+        torch.zeros(4, 64, 131)[..., :128].unflatten(2, (2, 64)), 64
+    )
+    case = Case(seq_lens=(70,), extend_lens=(20,), dim=80, page=16)
+    batch = make(case)
+    tile = extend_kernels.ExtendTile(rows=32, block_bytes=16 * 1024, warps=4, by_block=True)
+    lse, twin_lse = sums(batch), sums(batch)
+    out = extend(batch, lse=lse, tile=tile)
+    assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
+
+
+def test_places_of_queries_that_do_not_exist_become_zero():
+    """A row may be shorter on the device than the host believes; padding is left alone."""
+    case = Case(seq_lens=(20, 70, 40), extend_lens=(20, 40, 9), heads=(6, 2), padding=4)
+    batch, whole = make(case), extend(make(case))
+    batch.extend_lens.copy_(torch.tensor([0, 17, 9]))
+    out, lse = torch.full_like(batch.q, 42.0), sums(batch)
+    tile = extend_kernels.ExtendTile(rows=32, block_bytes=16 * 1024, warps=4)
+    extend(batch, out=out, lse=lse, covered=69, tile=tile)
+    gone = torch.zeros(73, dtype=torch.bool)
+    gone[:20] = gone[37:60] = True
+    assert (out[gone] == 0).all()
+    assert (lse[gone] == -math.inf).all()
+    assert (out[69:] == 42.0).all()
+    assert (lse[69:] == -1.0).all()
+    torch.testing.assert_close(out[:69][~gone[:69]], whole[:69][~gone[:69]], rtol=1e-5, atol=1e-5)
+    assert (extend(batch, covered=69, tile=tile)[69:] == 0).all()
+
+
 def test_scratch_is_reused_whatever_it_holds():
     batch = make(Case(seq_lens=(70, 1, 0), page=16))
     scratch = DecodeScratch.allocate(

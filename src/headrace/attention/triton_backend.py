@@ -85,6 +85,7 @@ class TritonBackend(AttentionBackend):
         self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
         self._pdl = has_dependent_launch(device)
+        self._tables_ready = False
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._max_seq_len = self._max_extend = 0
         self._scratch: DecodeScratch | None = None  # of this step
@@ -103,7 +104,7 @@ class TritonBackend(AttentionBackend):
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         rows = _decode_rows(batch)
-        self._decode_rows = rows
+        self._decode_rows, self._tables_ready = rows, False
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
         need = self._need(rows, self._max_seq_len)
@@ -112,8 +113,12 @@ class TritonBackend(AttentionBackend):
         self._scratch = self._eager
 
     def prepare_metadata_in_graph(self, batch: ForwardBatch) -> None:
-        """The graph serves every length: the splits are those of the longest."""
-        self._max_seq_len = self.max_model_len
+        """The graph serves every length: the splits are those of the longest.
+
+        Between the graph's preparation and the first layer lies the embedding, which is launched
+        without dependent launch: the tables are complete before any layer starts.
+        """
+        self._max_seq_len, self._tables_ready = self.max_model_len, True
         self._scratch = self._captured[-1]
 
     def capture_buffers(self, bucket: Bucket) -> None:
@@ -155,7 +160,12 @@ class TritonBackend(AttentionBackend):
             "soft_cap": layer.soft_cap,
             "sinks": layer.sinks,
         }
-        decode = habits | {"max_seq_len": self._max_seq_len, "scratch": self._scratch}
+        decode = habits | {
+            "max_seq_len": self._max_seq_len,
+            "scratch": self._scratch,
+            "pdl": self._pdl,
+            "tables_ready": self._tables_ready,
+        }
         if batch.extend_start is None:
             result: Tensor = self._decode(
                 q, keys, values, table, batch.seq_lens, **decode, out=out, lse=lse
@@ -163,8 +173,10 @@ class TritonBackend(AttentionBackend):
             return result
         assert batch.extend_lens is not None
         assert batch.prefix_lens is not None
+        covered = sum(batch.bounds.extend_lens)
         if out is None:
-            out = q.new_zeros(*q.shape[:2], values.shape[3])
+            out = q.new_empty(*q.shape[:2], values.shape[3])
+            out[covered:] = 0
         rows = self._decode_rows
         if rows > 0:
             self._decode(
@@ -189,6 +201,7 @@ class TritonBackend(AttentionBackend):
             max_extend=self._max_extend,
             out=out,
             lse=lse,
+            covered=covered,
             pdl=self._pdl,
         )
         return out

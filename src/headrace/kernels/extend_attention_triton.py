@@ -16,19 +16,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_math_triton import (
     LN_2,
+    LOG2_E,
     add_sink,
-    base2_logits,
     base2_lse,
     block_keys,
     check_arguments,
     divide,
+    dot,
     load_rows,
     locate,
     padded,
-    softmax_step,
 )
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
 
@@ -41,11 +42,15 @@ class ExtendTile:
 
     Attributes:
         rows: heads of the group times queries. block_bytes: of K and V per pipeline stage.
+        stages: blocks in flight, the one at work included, where nothing is masked.
+        by_block: a block comes whole, by the tensor memory accelerator, and not row by row.
     """
 
     rows: int
     block_bytes: int
     warps: int
+    stages: int = 2
+    by_block: bool = False
 
 
 def extend_tile(*, row_bytes: int, element: int, shared_memory: int) -> ExtendTile:
@@ -93,12 +98,16 @@ def paged_extend(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    covered: int | None = None,
     tile: ExtendTile | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`attention_twins.paged_extend`; padding rows of `out` are likewise left as they were.
 
     Args:
+        covered: leading rows of `q` that belong to sequences, where the host knows it. Those that
+            a sequence's length on the device leaves out become 0 (-inf in `lse`), so that `out`
+            may come uninitialised.
         tile: `extend_tile` chooses if absent.
         pdl: programmatic dependent launch.
 
@@ -109,7 +118,8 @@ def paged_extend(
     tokens, heads, dim = q.shape
     page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     if out is None:
-        out = q.new_zeros(tokens, heads, value_dim)
+        out = q.new_empty(tokens, heads, value_dim)
+        out[covered or 0 :] = 0
     check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
     batch = extend_lens.shape[0]
     if batch == 0 or max_extend == 0 or tokens == 0:
@@ -120,7 +130,8 @@ def paged_extend(
     if tile is None:
         memory = shared_memory(q.device)
         tile = extend_tile(row_bytes=row_bytes, element=element, shared_memory=memory)
-    rows = max(padded(group), tile.rows)
+    rows, block = max(padded(group), tile.rows), block_keys(row_bytes, tile.block_bytes)
+    descriptors = tile.by_block and takes_blocks(k_cache, block) and takes_blocks(v_cache, block)
     _extend_kernel[(triton.cdiv(max_extend, rows // group), kv_heads, batch)](
         q,
         k_cache,
@@ -132,6 +143,9 @@ def paged_extend(
         sinks,
         out,
         lse,
+        covered,
+        _slots_of(k_cache, block) if descriptors else None,
+        _slots_of(v_cache, block) if descriptors else None,
         scale,
         soft_cap,
         window,
@@ -145,15 +159,71 @@ def paged_extend(
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
         PAGE=page,
-        BLOCK=block_keys(row_bytes, tile.block_bytes),
+        BLOCK=block,
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
+        STAGES=tile.stages,
         PDL=pdl,
         num_warps=tile.warps,
-        num_stages=2,
         **launch_options(pdl),
     )
     return out
+
+
+def takes_blocks(cache: Tensor, block: int) -> bool:
+    """Whether a block of keys of one head is a rectangle in memory, as a descriptor needs it."""
+    page_stride, slot_stride, head_stride, _ = cache.stride()
+    rows = page_stride % slot_stride == 0 and (
+        head_stride < slot_stride or head_stride % slot_stride == 0
+    )
+    aligned = slot_stride * cache.element_size() % 16 == 0 and cache.data_ptr() % 16 == 0
+    page, _, dim = cache.shape[1:]
+    return rows and aligned and page % block == 0 and padded(dim) == dim
+
+
+def _slots_of(cache: Tensor, block: int) -> TensorDescriptor:
+    """The pool [P, page, K, D] of any strides as a matrix whose rows are a slot stride long."""
+    page_stride, slot_stride, head_stride, _ = cache.stride()
+    pages, _, heads, dim = cache.shape
+    side_by_side = head_stride < slot_stride
+    width = (heads - 1) * head_stride + dim if side_by_side else dim
+    shape = [pages * (page_stride // slot_stride), width]
+    return TensorDescriptor(cache, shape, [slot_stride, 1], [block, dim])
+
+
+@triton.jit
+def _load_block(slots, page, place, kv_head, STRIDES: tl.constexpr):
+    """[BLOCK, D] keys or values of one head from `place` of a page on; see `_slots_of`."""
+    row = page * (STRIDES[0] // STRIDES[1]) + place
+    if STRIDES[2] < STRIDES[1]:
+        block = slots.load([row, kv_head * STRIDES[2]])
+    else:
+        block = slots.load([row + kv_head * (STRIDES[2] // STRIDES[1]), 0])
+    return block
+
+
+@triton.jit
+def _logits(q, k, scale, soft_cap):
+    """Logits [M, BLOCK] and the factor that brings them to base 2."""
+    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
+    factor = scale * LOG2_E
+    if soft_cap is not None:
+        # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
+        logits = 1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E * scale / soft_cap)) + 1.0)
+        factor = soft_cap * LOG2_E
+    return logits, factor
+
+
+@triton.jit
+def _softmax_step(logits, factor, v, top, total, values):
+    """`softmax_step` of logits times a factor above 0: multiplied and subtracted in one."""
+    new_top = tl.maximum(top, tl.max(logits, 1) * factor)
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(logits * factor - base[:, None])
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.sum(weights, 1)
+    values = dot(weights.to(v.dtype), v, values * shrink[:, None])
+    return new_top, total, values
 
 
 @triton.jit
@@ -166,6 +236,9 @@ def _visit(
     place,
     keys,
     vals,
+    key_slots,
+    value_slots,
+    kv_head,
     table,
     scale,
     soft_cap,
@@ -182,31 +255,45 @@ def _visit(
     BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Takes the blocks from `start` to `end` into the running softmax of a tile.
 
     Unless MASKED every query of the tile sees every key of them.
     """
-    for block in range(start, end, BLOCK):
+    # A block by a descriptor lies in one page; the next one's page is looked up meanwhile.
+    page = 0
+    if key_slots is not None:
+        page = tl.load(table + start // PAGE, mask=start < end, other=0)
+    for block in tl.range(start, end, BLOCK, num_stages=2 if MASKED else STAGES):
         position = block + tl.arange(0, BLOCK)
         live = tl.full([BLOCK], True, tl.int1)
         if MASKED:
             live = (position >= first) & (position < stop)
-        pages, places = locate(table, block, live, stop, PAGE, BLOCK)
-        k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
-        v = load_rows(vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD)
-        logits = base2_logits(query, k, scale, soft_cap)
+        if key_slots is None:
+            pages, places = locate(table, block, live, stop, PAGE, BLOCK)
+            k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
+            v = load_rows(
+                vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
+            )
+        else:
+            k = _load_block(key_slots, page, block % PAGE, kv_head, K_STRIDES)
+            v = _load_block(value_slots, page, block % PAGE, kv_head, V_STRIDES)
+            page = tl.load(table + (block + BLOCK) // PAGE, mask=block + BLOCK < end, other=0)
+            if MASKED:
+                v = tl.where(live[:, None], v, 0.0)  # 0 times NaN would be NaN
+        logits, factor = _logits(query, k, scale, soft_cap)
         if MASKED:
             sees = live[None, :] & (position[None, :] <= place[:, None])
             if window is not None:
                 sees = sees & (position[None, :] > place[:, None] - window)
             logits = tl.where(sees, logits, float("-inf"))
-        top, total, values = softmax_step(logits, v, top, total, values)
+        top, total, values = _softmax_step(logits, factor, v, top, total, values)
     return top, total, values
 
 
 @triton.jit(
-    do_not_specialize=["window", "table_stride"],
+    do_not_specialize=["covered", "window", "table_stride"],
     do_not_specialize_on_alignment=[
         "page_table",
         "extend_start",
@@ -227,6 +314,9 @@ def _extend_kernel(
     sinks,
     out,
     lse,
+    covered,
+    key_slots,
+    value_slots,
     scale,
     soft_cap,
     window,
@@ -243,6 +333,7 @@ def _extend_kernel(
     BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: one tile of queries, one KV head, one sequence."""
@@ -252,9 +343,15 @@ def _extend_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
     wait(PDL)  # lengths and page table are of this step too
-    queries = tl.load(extend_lens + sequence)
     begins = tile * QUERIES
-    if begins >= queries:
+    queries, start = tl.load(extend_lens + sequence), tl.load(extend_start + sequence)
+    places = queries  # for queries, whether they exist or not
+    if covered is not None:
+        end = covered
+        if sequence + 1 < tl.num_programs(2):
+            end = tl.load(extend_start + sequence + 1)
+        places = end - start
+    if begins >= places:
         return
     prefix = tl.load(prefix_lens + sequence)
     last = tl.minimum(begins + QUERIES, queries)  # one past the tile's last query
@@ -263,7 +360,7 @@ def _extend_kernel(
     index = begins + member // GROUP
     head = kv_head * GROUP + member % GROUP
     exists = index < last
-    token = (tl.load(extend_start + sequence) + index).to(tl.int64)
+    token = (start + index).to(tl.int64)
     column = tl.arange(0, DIM_PAD)
     q_offsets = token[:, None] * q_row_stride + head[:, None] * q_head_stride + column[None, :]
     q_mask = exists[:, None] & (column < DIM)[None, :]
@@ -272,12 +369,12 @@ def _extend_kernel(
     place = prefix + index  # position of each query
     # Keys that some query of the tile sees: first to stop. Keys that all of them see, in whole
     # blocks: whole to partial; there nothing is masked.
-    first, stop = 0, prefix + last
+    first, stop = 0, tl.where(begins < queries, prefix + last, 0)
     whole = 0
     if window is not None:
         first = tl.maximum(prefix + begins - window + 1, 0)
         whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK) * BLOCK
-    partial = tl.maximum((prefix + begins + 1) // BLOCK * BLOCK, whole)
+    partial = tl.maximum(tl.minimum(prefix + begins + 1, stop) // BLOCK * BLOCK, whole)
 
     keys = k_cache + kv_head * K_STRIDES[2]
     vals = v_cache + kv_head * V_STRIDES[2]
@@ -288,19 +385,22 @@ def _extend_kernel(
     if window is not None:
         edge = first // BLOCK * BLOCK
         top, total, values = _visit(
-            edge, whole, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+            edge, whole, first, stop, query, place, keys, vals,
+            key_slots, value_slots, kv_head, table, scale, soft_cap, window,
             top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
-            K_STRIDES, V_STRIDES,
+            K_STRIDES, V_STRIDES, STAGES,
         )  # fmt: skip
     top, total, values = _visit(
-        whole, partial, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+        whole, partial, first, stop, query, place, keys, vals,
+        key_slots, value_slots, kv_head, table, scale, soft_cap, window,
         top, total, values, False, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
-        K_STRIDES, V_STRIDES,
+        K_STRIDES, V_STRIDES, STAGES,
     )  # fmt: skip
     top, total, values = _visit(
-        partial, stop, first, stop, query, place, keys, vals, table, scale, soft_cap, window,
+        partial, stop, first, stop, query, place, keys, vals,
+        key_slots, value_slots, kv_head, table, scale, soft_cap, window,
         top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
-        K_STRIDES, V_STRIDES,
+        K_STRIDES, V_STRIDES, STAGES,
     )  # fmt: skip
 
     if sinks is not None:
@@ -309,7 +409,13 @@ def _extend_kernel(
     entry = token * (tl.num_programs(1) * GROUP) + head  # [ROWS] of [T, N]
     value_column = tl.arange(0, VALUE_PAD)
     out_offsets = entry[:, None] * VALUE_DIM + value_column[None, :]
-    out_mask = exists[:, None] & (value_column < VALUE_DIM)[None, :]
-    tl.store(out + out_offsets, divide(values, total).to(out.dtype.element_ty), mask=out_mask)
+    result, sums = divide(values, total), base2_lse(top, total) * LN_2
+    written = exists
+    if covered is not None:
+        result = tl.where(exists[:, None], result, 0.0)
+        sums = tl.where(exists, sums, float("-inf"))
+        written = (index < begins + QUERIES) & (index < places)
+    out_mask = written[:, None] & (value_column < VALUE_DIM)[None, :]
+    tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=out_mask)
     if lse is not None:
-        tl.store(lse + entry, base2_lse(top, total) * LN_2, mask=exists)
+        tl.store(lse + entry, sums, mask=written)
