@@ -106,7 +106,14 @@ def main(capability: int, *shapes: str) -> None:
             *arguments, lens, lens, lens, max_extend=8, pdl=capability >= 90, **options
         )
         for splits in (1, 4):
-            decode_attention_triton.paged_decode(*arguments, lens, splits=splits, **options)
+            decode_attention_triton.paged_decode(
+                *arguments,
+                lens,
+                splits=splits,
+                pdl=capability >= 90,
+                tables_ready=splits > 1,
+                **options,
+            )
             if splits == 1:
                 report("_decode_kernel whole", kernels["_decode_kernel"], capability)
         for name, kernel in kernels.items():

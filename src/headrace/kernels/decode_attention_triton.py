@@ -6,9 +6,17 @@ and a row's keys are cut over several programs when the batch alone does not fil
 
 Runtime integers are not specialised, and strides of the pool are constants of a model: a model has
 two variants (one split, several) and the combine kernel, however batches look.
+
+With dependent launch a program may start while the kernels in front still run. It waits before it
+reads q and the keys of this step. Lengths and page tables may be read before the wait only if they
+are known to be there (`tables_ready`): then the program asks for its first pages to come to the L2
+while the kernel in front still works. What is fetched so early is not used before the wait, and the
+L2 is where all writes go, so it does not matter which slots are still being written.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -28,9 +36,28 @@ from headrace.kernels.attention_math_triton import (
     softmax_step,
 )
 from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
+from headrace.kernels.fused_math_triton import begin, launch_options, prefetch, wait
 
 COMBINE_BLOCK = 16  # splits that the combine kernel reads at once
-BLOCK_BYTES = 32 * 1024  # of K and V in flight per pipeline stage
+COMBINE_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTile:
+    """What a program of the decode kernel takes at once; decides the order of additions.
+
+    Attributes:
+        block_bytes: of K and V per pipeline stage. warps, stages: of the program.
+        early: blocks asked for before the wait, where the tables are ready.
+    """
+
+    block_bytes: int = 32 * 1024
+    warps: int = 4
+    stages: int = 3
+    early: int = 2
+
+
+DECODE_TILE = DecodeTile()
 
 
 def paged_decode(
@@ -49,23 +76,32 @@ def paged_decode(
     max_seq_len: int | None = None,
     splits: int | None = None,
     scratch: DecodeScratch | None = None,
+    tile: DecodeTile = DECODE_TILE,
+    pdl: bool = False,
+    tables_ready: bool = False,
 ) -> Tensor:
-    """`attention_twins.paged_decode`, with the kernel's own two arguments.
+    """`attention_twins.paged_decode`, with the kernel's own arguments.
 
     Args:
         max_seq_len: host bound on `seq_lens` for the choice of splits; results do not depend on it.
         splits: programs per row and KV head; `decode_splits` chooses if absent. A constant makes a
             row's result the same bits in every batch.
         scratch: where splits meet; allocated if absent and needed.
+        tile: what a program takes at once.
+        pdl: programmatic dependent launch.
+        tables_ready: with `pdl`, promises that `page_table` and `seq_lens` are complete before
+            anything of this call can start: whatever wrote them and this call have a kernel between
+            them that was launched without dependent launch, which is a barrier.
 
     Raises:
-        UnsupportedError: device, dtype, head size or page size the kernel does not take.
+        UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
+            before Hopper.
     """
     batch, heads, dim = q.shape
     page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     if out is None:
         out = q.new_empty(batch, heads, value_dim)
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=False)
+    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
     if batch == 0:
         return out
     if splits is None:
@@ -86,7 +122,7 @@ def paged_decode(
         assert scratch.holds(batch=batch, heads=heads, splits=splits, value_dim=value_dim)
         parts = scratch
     row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
-    _decode_kernel[(batch, kv_heads, splits)](
+    _decode_kernel[(kv_heads, batch, splits)](
         q,
         k_cache,
         v_cache,
@@ -110,11 +146,15 @@ def paged_decode(
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
         PAGE=page,
-        BLOCK=block_keys(row_bytes, BLOCK_BYTES),
+        BLOCK=block_keys(row_bytes, tile.block_bytes),
         K_STRIDES=k_cache.stride()[:3],
         V_STRIDES=v_cache.stride()[:3],
-        num_warps=4,
-        num_stages=2,  # more stages take shared memory from the neighbours, and gain nothing
+        EARLY=tile.early if pdl and tables_ready else 0,
+        TABLES_READY=tables_ready,
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **launch_options(pdl),
     )
     if parts is not None:
         _combine_kernel[(batch, heads)](
@@ -127,7 +167,9 @@ def paged_decode(
             BLOCK=COMBINE_BLOCK,
             VALUE_DIM=value_dim,
             VALUE_PAD=padded(value_dim),
-            num_warps=4,
+            PDL=pdl,
+            num_warps=COMBINE_WARPS,
+            **launch_options(pdl),
         )
     return out
 
@@ -163,13 +205,20 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
+    EARLY: tl.constexpr,
+    TABLES_READY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one row, one KV head, one split of the keys. Without `part_values` it is whole.
 
     The keys from the window's first to the row's last are cut into equal runs of whole blocks by
-    the length on the device; a split past the end only says that it saw nothing.
+    the length on the device; a split past the end only says that it saw nothing. The KV heads of a
+    row come one after another: a page's heads lie together, and are read together.
     """
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin(PDL)
+    if not TABLES_READY:
+        wait(PDL)
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     end = tl.load(seq_lens + row)
     first = 0
@@ -180,6 +229,24 @@ def _decode_kernel(
     start = aligned + split * run
     stop = tl.minimum(start + run, end)
 
+    table = page_table + row.to(tl.int64) * table_stride
+    keys = k_cache + kv_head * K_STRIDES[2]
+    vals = v_cache + kv_head * V_STRIDES[2]
+    within = tl.arange(0, BLOCK)
+    # Of a split without keys the first position is looked up; nothing is read there.
+    live = (start + within >= first) & (start + within < stop)
+    pages, _ = locate(table, tl.where(start < stop, start, 0), live, stop, PAGE, BLOCK)
+    for part in tl.static_range(EARLY):
+        block = start + part * BLOCK
+        if block < stop:
+            early, spots = locate(table, block, block + within < stop, stop, PAGE, BLOCK)
+            lines = early.to(tl.int64) * K_STRIDES[0] + spots * K_STRIDES[1]
+            prefetch(keys + lines, DIM, max(DIM_PAD, 64))
+            lines = early.to(tl.int64) * V_STRIDES[0] + spots * V_STRIDES[1]
+            prefetch(vals + lines, VALUE_DIM, max(VALUE_PAD, 64))
+    if TABLES_READY:
+        wait(PDL)
+
     member = tl.arange(0, GROUP_PAD)
     head = kv_head * GROUP + member
     column = tl.arange(0, DIM_PAD)
@@ -187,23 +254,24 @@ def _decode_kernel(
     q_offsets = row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + column[None, :]
     query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [GROUP_PAD, DIM_PAD]
 
-    table = page_table + row.to(tl.int64) * table_stride
-    keys = k_cache + kv_head * K_STRIDES[2]
-    vals = v_cache + kv_head * V_STRIDES[2]
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     values = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
     for block in range(start, stop, BLOCK):
-        position = block + tl.arange(0, BLOCK)
+        position = block + within
         live = (position >= first) & (position < stop)
-        pages, places = locate(table, block, live, stop, PAGE, BLOCK)
+        places = block % PAGE + within if PAGE >= BLOCK else (block + within) % PAGE
         k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
         v = load_rows(vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD)
+        # The next block's pages are looked up a step ahead: its loads then wait for nothing.
+        ahead = tl.minimum(block + BLOCK, (stop - 1) // BLOCK * BLOCK)
+        there = (ahead + within >= first) & (ahead + within < stop)
+        pages, _ = locate(table, ahead, there, stop, PAGE, BLOCK)
         logits = base2_logits(query, k, scale, soft_cap)
         logits = tl.where(live[None, :], logits, float("-inf"))
         top, total, values = softmax_step(logits, v, top, total, values)
 
-    place = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + head  # [GROUP_PAD] of [B, N]
+    place = row.to(tl.int64) * (tl.num_programs(0) * GROUP) + head  # [GROUP_PAD] of [B, N]
     value_column = tl.arange(0, VALUE_PAD)
     out_mask = (member < GROUP)[:, None] & (value_column < VALUE_DIM)[None, :]
     if part_values is None:
@@ -236,8 +304,11 @@ def _combine_kernel(
     BLOCK: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one row and query head. Weighs the splits' values by their sums."""
+    begin(PDL)
+    wait(PDL)
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     place = row.to(tl.int64) * heads + head
     column = tl.arange(0, VALUE_PAD)
@@ -248,11 +319,12 @@ def _combine_kernel(
         split = block + tl.arange(0, BLOCK)
         part = place * splits + split
         sums = tl.load(part_lse + part, mask=split < splits, other=float("-inf"))
-        # Splits that saw nothing left their values unwritten.
-        mask = (sums > float("-inf"))[:, None] & (column < VALUE_DIM)[None, :]
+        mask = (split < splits)[:, None] & (column < VALUE_DIM)[None, :]
         rows = tl.load(
             part_values + part[:, None] * VALUE_DIM + column[None, :], mask=mask, other=0.0
         )
+        # Splits that saw nothing left their values unwritten.
+        rows = tl.where((sums > float("-inf"))[:, None], rows, 0.0)
         new_top = tl.maximum(top, tl.max(sums, 0))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(sums - base)  # [BLOCK]
