@@ -27,7 +27,9 @@ CONFIG = {
 def test_both_paths_are_timed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("headrace.runner.detect.compilers", lambda: frozenset({"g++"}))
-    monkeypatch.setattr("headrace.execution.cpu_graph.compile_piece", lambda piece: piece.graph)
+    monkeypatch.setattr(
+        "headrace.execution.compiled_pieces.compile_piece", lambda piece, _: piece.graph
+    )
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with LLM(str(tmp_path), load_format="dummy", device="cpu", cpu_graph="on") as llm:
         gain = cpu_graph.measure(llm, rows=(1, 3), turns=5)

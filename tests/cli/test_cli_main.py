@@ -162,7 +162,7 @@ def test_help_shows_defaults_and_what_is_not_built(capsys: pytest.CaptureFixture
                 "(default: 1.0)",
                 "later ones (default: on)",
                 "last hidden states (not in this version)",
-                "breakable and piecewise are not in this version",
+                "(on: not in this version)",
             ),
         ),
         (("bench", "step"), ("(default: 1,32,128,256)", "(default: 1024)")),

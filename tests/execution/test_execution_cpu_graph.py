@@ -11,12 +11,13 @@ from headrace.base.decision import Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_mode import ForwardMode
-from headrace.execution import cpu_graph
+from headrace.execution import compiled_pieces
 from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
 from headrace.execution.eager import EagerPath
-from headrace.execution.pieces import Piece, cut_decode
+from headrace.execution.pieces import Piece, cut
 
 BATCHES = ([40], [3, 61], [17, 1, 15], [5, 80, 33, 16, 47], [9, 2, 70, 31, 15, 64, 1, 22])
+CPU = torch.device("cpu")
 # The last position of a page and the first of the next, then on.
 CHANGING = ([15, 40], [16, 41], [17, 42], [30, 5])
 
@@ -31,11 +32,11 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Pieces run as they were traced, uncompiled: all but the compiler. The keys of the pieces."""
     keys: list[str] = []
 
-    def keep(piece: Piece) -> Callable[..., object]:
+    def keep(piece: Piece, _: str) -> Callable[..., object]:
         keys.append(piece.key)
         return piece.graph
 
-    monkeypatch.setattr(cpu_graph, "compile_piece", keep)
+    monkeypatch.setattr(compiled_pieces, "compile_piece", keep)
     return keys
 
 
@@ -65,14 +66,14 @@ def test_equal_layers_share_a_piece(steps: Steps, traced_only: list[str]) -> Non
     path = steps.path(CpuGraphPath, sizes=(2,))
     path.prepare()
     assert len(set(traced_only)) == len(traced_only) == 3  # before, between and after attention
-    cut = cut_decode(steps.runner.model, {"full": 16}, 2)
-    assert [piece.layer for piece in cut.pieces] == [0, 1, 2, None]
+    pieces = cut(steps.runner.model, {"full": 16}, 2, CPU).pieces
+    assert [piece.layer for piece in pieces] == [0, 1, 2, None]
 
 
 def test_a_trace_leaves_the_model_as_it_was(steps: Steps) -> None:
     model = steps.runner.model
     before = [(layer.operators, layer.backend) for layer in model.attention_layers()]
-    cut_decode(model, {"full": 16}, 2)
+    cut(model, {"full": 16}, 2, CPU)
     assert [(layer.operators, layer.backend) for layer in model.attention_layers()] == before
 
 
@@ -153,22 +154,22 @@ def test_a_compiler_that_fails_is_told(steps: Steps, monkeypatch: pytest.MonkeyP
 def test_a_compiled_piece_equals_its_graph(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one real compile of the quick suite: a packed product, rope and the write to the pool."""
     # Few kernels compile faster than the headers that many would share.
-    monkeypatch.setitem(cpu_graph.INDUCTOR_OPTIONS, "cpp_cache_precompile_headers", False)
+    monkeypatch.setitem(compiled_pieces.INDUCTOR_OPTIONS, "cpp_cache_precompile_headers", False)
     steps.fill_pool()
     with torch.inference_mode():
-        cut = cut_decode(steps.runner.model, {"full": 16}, 3)
-        first = cut.pieces[0]
+        whole = cut(steps.runner.model, {"full": 16}, 3, CPU)
+        first = whole.pieces[0]
         arguments = dict(
-            zip(cut.arguments, torch.tensor([[5, 6, 7], [20, 8, 0], [21, 40, 33]]), strict=True)
+            zip(whole.arguments, torch.tensor([[5, 6, 7], [20, 8, 0], [21, 40, 33]]), strict=True)
         )
-        held = [cut.values[place] for place in first.inputs]
+        held = [whole.values[place] for place in first.inputs]
         assert sum(value is None for value in held) == 3
         before = [
             arguments[place] if value is None else value
             for place, value in zip(first.inputs, held, strict=True)
         ]
         inputs, others = _copies(before), _copies(before)
-        results, expected = cpu_graph.compile_piece(first)(*inputs), first.graph(*others)
+        results, expected = compiled_pieces.compile_piece(first, "")(*inputs), first.graph(*others)
     torch.testing.assert_close(results, expected, atol=2e-4, rtol=0)
     torch.testing.assert_close(
         [x for x in inputs if x.layout is torch.strided],

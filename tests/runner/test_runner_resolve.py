@@ -178,11 +178,18 @@ def test_a_backend_that_serves_no_phase_is_told_of_both() -> None:
     assert str(caught.value).count("Does not take page size 16") == 1
 
 
-def test_what_is_not_built_is_called_by_its_name() -> None:
-    (refusal,) = plan().prefill_graph.refused
-    assert refusal.reason == "no prefill graph is built in this version"
-    with pytest.raises(UnsupportedError, match=r"prefill_graph = piecewise\. No prefill graph"):
-        plan(prefill_graph="piecewise")
+def test_prefill_graphs_are_breakable_on_a_gpu_and_what_is_asked_is_kept() -> None:
+    auto = plan(hardware=H100).prefill_graph
+    assert (auto.value, auto.asked) == ("breakable", False)
+    assert auto.refused[0].subject == "piecewise"
+    for kind in ("breakable", "piecewise"):
+        asked = plan(hardware=H100, prefill_graph=kind).prefill_graph
+        assert (asked.value, asked.asked) == (kind, True)
+    bare = replace(H100, packages=frozenset())
+    assert "written in Triton" in plan(hardware=bare).prefill_graph.refused[0].reason
+    with pytest.raises(UnsupportedError, match="writes Triton for a GPU") as caught:
+        plan(hardware=bare, prefill_graph="piecewise")
+    assert "pip install" in caught.value.remedy
 
 
 def test_graphs_are_off_with_a_refusal_and_off_can_be_asked() -> None:
@@ -211,19 +218,21 @@ def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
     assert plan(hardware=H100, capture="all").decode_graph.value[0] == 1
     with pytest.raises(ConfigError, match="nothing is captured: the device is a cpu"):
         plan(capture="all")
-    with pytest.raises(ConfigError, match="nothing is captured: decode_graph is off"):
-        plan(hardware=H100, capture="all", decode_graph="off")
+    with pytest.raises(ConfigError, match="nothing is captured: both graphs are off"):
+        plan(hardware=H100, capture="all", decode_graph="off", prefill_graph="off")
+    plan(hardware=H100, capture="all", decode_graph="off")  # there are prefill graphs
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"prefill_graph": "breakable"}, "prefill_graph"),
+        ({"prefill_graph": "breakable"}, "prefill_graph breakable"),
+        ({"prefill_graph": "piecewise"}, "prefill_graph piecewise"),
         ({"cpu_graph": "on"}, "cpu_graph on"),
         ({"deterministic": True}, "deterministic"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(asked, named: str) -> None:
+def test_what_cannot_be_is_refused_by_name(asked, named: str) -> None:
     with pytest.raises(UnsupportedError, match=named) as caught:
         plan(**asked)
     assert caught.value.why

@@ -85,12 +85,12 @@ class EngineConfig:
     )
     prefill_graph: str = option(
         "auto",
-        "auto or off; breakable and piecewise are not in this version",
+        "auto, off, breakable or piecewise (by torch.compile): replay prefills of few tokens",
         one_of("auto", "off", "breakable", "piecewise"),
     )
     capture: str = option(
         "need",
-        "decode graphs: need (when a step first needs one) or all (first)",
+        "graphs: need (when steps ask for one) or all (before the first step)",
         one_of("need", "all"),
     )
     cpu_graph: str = option(

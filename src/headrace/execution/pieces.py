@@ -7,7 +7,6 @@ Nothing here knows a family: whatever block a model has, the pieces follow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
+from headrace.execution.replacing import replaced
 from headrace.execution.traced_operators import attend, replace_products
 from headrace.layers.attention import SelfAttention
 from headrace.layers.operators import TORCH_OPERATORS
@@ -66,19 +66,20 @@ class Pieces:
     result: int
 
 
-def cut_decode(model: nn.Module, groups: Mapping[str, int], size: int) -> Pieces:
-    """Trace a decode step of `size` rows and cut it.
+def cut(model: nn.Module, groups: Mapping[str, int], size: int, device: torch.device) -> Pieces:
+    """Trace a step of `size` tokens and cut it.
 
     The trace runs the model once on zeros: it writes slot 0 and reads nothing of the pool.
 
     Args:
         model: (input_ids [T], positions [T], batch) -> hidden states [T, H].
         groups: page size of each KV group.
+        device: where the model lies.
 
     Returns:
         Pieces whose arguments are input_ids [T], positions [T] and the slots [T] of each group.
     """
-    batch = _decode_batch(size)
+    batch = _traced_batch(size, device)
 
     def forward(input_ids: Tensor, positions: Tensor, *slots: Tensor) -> Tensor:
         batch.kv = {
@@ -91,19 +92,23 @@ def cut_decode(model: nn.Module, groups: Mapping[str, int], size: int) -> Pieces
         return hidden
 
     # of their own each: the trace tells values apart by their tensors
-    arguments = [torch.zeros(size, dtype=torch.int64) for _ in range(2 + len(groups))]
-    with _as_traced(model):
+    arguments = [
+        torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2 + len(groups))
+    ]
+    with replaced(_as_traced(model)):
         graph = make_fx(forward)(*arguments)
     graph.graph.eliminate_dead_code()
     replace_products(graph.graph)
     return _Cutter(graph).cut()
 
 
-def _decode_batch(size: int) -> ForwardBatch:
+def _traced_batch(size: int, device: torch.device) -> ForwardBatch:
+    """Of one token a row. Between attention calls it makes no difference, but that nobody looks for
+    fresh keys."""
     mode = ForwardMode.DECODE
     return ForwardBatch(
         mode=mode,
-        rows=torch.zeros(size, dtype=torch.int64),
+        rows=torch.zeros(size, dtype=torch.int64, device=device),
         bounds=HostBounds(seq_lens=[0] * size, extend_lens=[0] * size),
         facts=BatchFacts(mode=mode, tokens=size, live_tokens=0, sequences=size, max_length=0),
     )
@@ -117,22 +122,13 @@ class _AttentionMark:
         return out
 
 
-@contextmanager
-def _as_traced(model: nn.Module) -> Iterator[None]:
+def _as_traced(model: nn.Module) -> Iterator[tuple[object, str, Any]]:
     """Plain operators, which a compiler fuses better than it fuses ours; marks for attention."""
-    changed: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         if hasattr(module, "operators"):
-            changed.append((module, "operators", module.operators))
-            module.operators = TORCH_OPERATORS  # type: ignore[assignment]
+            yield module, "operators", TORCH_OPERATORS
         if isinstance(module, SelfAttention):
-            changed.append((module, "backend", module.backend))
-            module.backend = _AttentionMark()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module, name, value in changed:
-            setattr(module, name, value)
+            yield module, "backend", _AttentionMark()
 
 
 class _Cutter:

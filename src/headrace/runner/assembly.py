@@ -5,6 +5,7 @@ settle one joint budget, then pools, backends and paths.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -148,16 +149,16 @@ def assemble(
     runner.init_memory_pool(joint_budget(settled, graphs))
     runner.init_attention_backend()
     runner.init_forward_paths()
-    if settled.config.capture == "all" and runner.decode_graph is not None:
-        runner.decode_graph.capture_all(progress=progress)
+    if settled.config.capture == "all":
+        runner.paths.capture_all(progress=progress)
     return TpModelWorker(runner)
 
 
-def joint_budget(settled: Settled, graph_bytes: int) -> KvBudget:
+def joint_budget(settled: Settled, graph_bytes: Mapping[str, int]) -> KvBudget:
     """KV tokens that fit, from the memory that is free now that the weights are loaded.
 
     Args:
-        graph_bytes: what captured graphs will take.
+        graph_bytes: what captured graphs will take, by name.
 
     Raises:
         CapacityError: no page fits, or fewer tokens than max_total_tokens asks for.
@@ -176,7 +177,7 @@ def joint_budget(settled: Settled, graph_bytes: int) -> KvBudget:
         )
     return plan_kv_tokens(
         spendable,
-        fixed_bytes(traits, plan) | {"graphs": graph_bytes},
+        fixed_bytes(traits, plan) | dict(graph_bytes),
         kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
         plan.page_size.value,
         kv_token_cap(plan),

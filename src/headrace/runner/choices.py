@@ -14,7 +14,6 @@ from headrace.config.persona import ModelTraits
 from headrace.config.plan import RopePlan
 from headrace.runner.memory_table import weight_bytes, window_pool_saving
 
-NO_PREFILL_GRAPH = "no prefill graph is built in this version"
 CPU_CONTEXT_CAP = 8192
 CPU_WEIGHT_SHARE = 0.5
 # Tokens a step by device memory in MiB: bigger devices hold larger activations and need larger
@@ -247,15 +246,6 @@ def _graph_refusal(hardware: Hardware, backend: str) -> Refusal | None:
             remedy="decode_attention_backend triton",
         )
     return None
-
-
-def prefill_graph(config: EngineConfig) -> Decision[str]:
-    """A path that later versions will have."""
-    name = "prefill_graph"
-    if config.prefill_graph == "off":
-        return Decision(name=name, value="off", reason="asked to be off", asked=True)
-    refusal = Refusal(subject=name, reason=NO_PREFILL_GRAPH)
-    return Decision(name=name, value="off", reason="eager takes every prefill", refused=(refusal,))
 
 
 def prefix_cache(config: EngineConfig) -> Decision[bool]:

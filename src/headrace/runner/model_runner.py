@@ -8,16 +8,16 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from headrace.attention.backend import AttentionBackend
 from headrace.attention.selection import build_attention_backend
-from headrace.base.decision import Decision, Refusal
+from headrace.base.decision import Decision
 from headrace.base.log import get_logger
-from headrace.batch.facts import BatchFacts, Bucket
+from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import (
     LogitsProcessorOutput,
@@ -29,14 +29,10 @@ from headrace.batch.rows import Rows
 from headrace.config.engine_config import EngineConfig
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
-from headrace.execution.eager import EagerPath
-from headrace.execution.path import ForwardPath
-from headrace.execution.preparation import BatchPreparation
+from headrace.execution.cpu_graph import CpuGraphPath
+from headrace.execution.prefill_graph import PrefillGraphPath
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
-from headrace.kernels.support_triton import has_dependent_launch
-from headrace.layers.logits import process_logits
 from headrace.layers.operator_choice import choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
@@ -46,15 +42,13 @@ from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
+from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
 from headrace.sampling.sampler import Sampler, take_logprobs
 
 log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from headrace.execution.decode_graph import DecodeGraphPath
-
-GRAPH_BYTES = 8 * 2**20
-"""What the driver keeps for an instantiated graph of some hundred kernels, an upper estimate."""
 
 LoadWeights = Callable[[CausalDecoder], None]
 
@@ -83,6 +77,7 @@ class ModelRunner:
     token_to_kv_pool: MHATokenToKVPool
     kv_budget: KvBudget
     backends: dict[str, AttentionBackend]
+    paths: ForwardPaths
     selector: Selector
 
     def __init__(
@@ -132,40 +127,28 @@ class ModelRunner:
             self._load_weights(self.model)
             finish_weights(self.model)
 
-    def trial_capture(self) -> int:
-        """Bytes that decode graphs take, measured on the largest over a pool of page 0 alone.
+    def trial_capture(self) -> dict[str, int]:
+        """Bytes that graphs take, by line of the budget, measured over a pool of page 0 alone.
 
-        The graph is thrown away: those that serve hold the addresses of the real pool. Smaller
-        buckets fit into the memory of the largest, up to what the driver keeps for each graph.
+        What is captured is thrown away: graphs that serve hold the addresses of the real pool.
         """
-        if isinstance(self.plan.decode_graph.value, str):
-            return 0
+        if not has_graphs(self.plan):
+            return {}
         with self._part("trial capture"):
             self._make_pools(1)
             self.init_attention_backend()
             self.init_forward_paths()
-            assert self.decode_graph is not None, "the plan has sizes"
-            size = self.decode_graph.sizes[-1]
-            bucket = Bucket(tokens=size, sequences=size)
-            self.decode_graph.capture(bucket)
-            largest = self.decode_graph.prepare().bytes[bucket]
+            reserves = list(self.paths.trial())
             self._drop_pools()
-        count = len(self.plan.decode_graph.value)
-        reserve = largest + count * GRAPH_BYTES
-        self.measured.append(
-            Decision(
-                name="graph_bytes",
-                value=reserve,
-                reason=f"measured: {largest:,} for {size} rows; {GRAPH_BYTES:,} for each graph",
-            )
-        )
-        return reserve
+        self.measured += reserves
+        names = [each.name.removesuffix("_bytes").replace("_", " ") + "s" for each in reserves]
+        return dict(zip(names, (each.value for each in reserves), strict=True))
 
     def _drop_pools(self) -> None:
         """Forget the pools of the trial and all that holds their addresses."""
         for layer in self.model.attention_layers():
             layer.unbind()
-        del self.selector, self.decode_graph, self.backends
+        del self.selector, self.paths, self.backends
         del self.rows, self.req_to_token_pool, self.token_to_kv_pool
         gc.collect()
         torch.cuda.empty_cache()
@@ -231,68 +214,28 @@ class ModelRunner:
     def init_forward_paths(self) -> None:
         """The table of paths, best first; the eager path is last and admits everything."""
         pool = self.req_to_token_pool
-        preparation = BatchPreparation(
-            self.rows,
-            {name: pool.table(name) for name in pool.groups},
-            self.plan.page_size.value,
-        )
         with self._part("forward paths"):
-            model = self.model  # named here, so that the path does not hold the runner
-            eager = EagerPath(
-                preparation,
-                tuple(self.backends.values()),
-                model.forward,
-                lambda hidden, batch: process_logits(model, hidden, batch),
-            )
-            eager.prepare()
-            self.decode_graph = self._decode_graph()
-            self.cpu_graph = self._cpu_graph(preparation)
-            paths: list[ForwardPath] = [eager]
-            if self.decode_graph is not None:
-                paths.insert(0, self.decode_graph)
-            if self.cpu_graph is not None:
-                self.cpu_graph.prepare()
-                paths.insert(0, self.cpu_graph)
-            self.selector = Selector(paths, absent=self._absent_paths())
+            self.paths = PathBuilder(
+                self.plan,
+                self.model,
+                rows=self.rows,
+                tables={name: pool.table(name) for name in pool.groups},
+                backends=self.backends,
+                dtype=self.dtype,
+            ).build()
+            self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
 
-    def _decode_graph(self) -> "DecodeGraphPath | None":
-        """The path of decode graphs, where the plan has sizes for it."""
-        sizes = self.plan.decode_graph.value
-        if isinstance(sizes, str):
-            return None
-        from headrace.execution.decode_graph import DecodeGraphPath  # its kernels need Triton
+    @property
+    def decode_graph(self) -> "DecodeGraphPath | None":
+        return self.paths.decode_graph
 
-        pool = self.req_to_token_pool
-        return DecodeGraphPath(
-            sizes=sizes,
-            rows=self.rows,
-            tables={name: pool.table(name) for name in pool.groups},
-            page_size=self.plan.page_size.value,
-            backends=tuple(self.backends.values()),
-            model=self.model.forward,
-            head=self.model.compute_logits,
-            pdl=has_dependent_launch(self.device),
-        )
+    @property
+    def prefill_graph(self) -> PrefillGraphPath | None:
+        return self.paths.prefill_graph
 
-    def _cpu_graph(self, preparation: BatchPreparation) -> CpuGraphPath | None:
-        """The path of compiled decode steps, where the plan wants it."""
-        if self.plan.cpu_graph.value == "off":
-            return None
-        model = self.model
-        return CpuGraphPath(
-            sizes=bucket_sizes(self.plan.max_running_requests.value),
-            model=model,
-            layers=model.attention_layers(),
-            groups=dict.fromkeys(self.req_to_token_pool.groups, self.plan.page_size.value),
-            preparation=preparation,
-            backends=tuple(self.backends.values()),
-            logits=lambda hidden, batch: process_logits(model, hidden, batch),
-        )
-
-    def _absent_paths(self) -> list[Refusal]:
-        plan = self.plan
-        decisions = (plan.decode_graph, plan.prefill_graph, plan.cpu_graph)
-        return [refusal for decision in decisions for refusal in _why_off(decision)]
+    @property
+    def cpu_graph(self) -> CpuGraphPath | None:
+        return self.paths.cpu_graph
 
     @contextmanager
     def _part(self, name: str, count: Callable[[], int] | None = None) -> Iterator[None]:
@@ -361,15 +304,6 @@ class ModelRunner:
     def explain(self, facts: BatchFacts) -> Decision[str]:
         """Which path such a batch would take, and why better ones would not."""
         return self.selector.explain(facts)
-
-
-def _why_off(decision: Decision[Any]) -> list[Refusal]:
-    """Why the path that a decision is about does not exist, by the path's name."""
-    if decision.value != "off":
-        return []
-    if not decision.refused:
-        return [Refusal(subject=decision.name, reason=decision.reason)]
-    return [replace(refusal, subject=decision.name) for refusal in decision.refused]
 
 
 def _new_tokens(batch: ForwardBatch) -> torch.Tensor:

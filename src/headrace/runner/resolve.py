@@ -15,6 +15,7 @@ from headrace.config.plan import Plan
 from headrace.runner import attention_choice, choices
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
+from headrace.runner.prefill_graph_choice import choose_prefill_graph
 
 __all__ = ["CheckpointFacts", "resolve"]
 
@@ -73,7 +74,7 @@ def resolve(
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
-        prefill_graph=choices.prefill_graph(config),
+        prefill_graph=choose_prefill_graph(config, hardware),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
@@ -86,20 +87,11 @@ def resolve(
 
 
 def _refuse_unbuilt(config: EngineConfig) -> None:
-    asked = [
-        f"{name} = {value}"
-        for name, value in (("prefill_graph", config.prefill_graph),)
-        if value not in ("auto", "off")
-    ]
-    reasons = [choices.NO_PREFILL_GRAPH] if asked else []
-    remedies = ["Use auto or off for prefill_graph"] if asked else []
     if config.deterministic:
-        asked.append("deterministic = True")
-        reasons.append("kernels whose sums do not depend on the batch are not built yet")
-        remedies.append("leave deterministic off")
-    if asked:
         raise UnsupportedError(
-            f"Not supported: {', '.join(asked)}", why="; ".join(reasons), remedy="; ".join(remedies)
+            "Not supported: deterministic = True",
+            why="kernels whose sums do not depend on the batch are not built yet",
+            remedy="leave deterministic off",
         )
 
 
@@ -125,9 +117,9 @@ def _conflicts(
 
 
 def _capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
-    off = config.decode_graph == "off"
+    off = config.decode_graph == config.prefill_graph == "off"
     if config.capture == "all" and (off or hardware.platform != "cuda"):
-        why = "decode_graph is off" if off else f"the device is a {hardware.platform}"
+        why = "both graphs are off" if off else f"the device is a {hardware.platform}"
         yield f"capture all was asked and nothing is captured: {why} (use capture need)"
 
 

@@ -1,0 +1,204 @@
+"""The forward paths of a runner: which there are by the plan, and what their graphs take."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headrace.attention.backend import AttentionBackend
+from headrace.base.decision import Decision, Refusal
+from headrace.batch.facts import Bucket
+from headrace.batch.rows import Rows
+from headrace.config.plan import Plan
+from headrace.execution.compiled_pieces import CompiledForward
+from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
+from headrace.execution.eager import EagerPath
+from headrace.execution.graph_recorder import GraphRecorder
+from headrace.execution.path import ForwardPath
+from headrace.execution.prefill_graph import (
+    BREAKABLE_SIZES,
+    PIECEWISE_SIZES,
+    SECOND_ASK,
+    PrefillGraphPath,
+    prefill_sizes,
+)
+from headrace.execution.preparation import BatchPreparation
+from headrace.kernels.support_triton import has_dependent_launch
+from headrace.layers.logits import process_logits
+from headrace.models.decoder import CausalDecoder
+from headrace.runner.prefill_graph_choice import OFF, PIECEWISE
+
+if TYPE_CHECKING:
+    from headrace.execution.decode_graph import DecodeGraphPath
+
+GRAPH_BYTES = 8 * 2**20
+"""What the driver keeps for an instantiated graph of some hundred kernels, or for as many kernels
+in several graphs, an upper estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPaths:
+    """Every path of a runner; `None` where the plan has it off."""
+
+    decode_graph: "DecodeGraphPath | None"
+    prefill_graph: PrefillGraphPath | None
+    cpu_graph: CpuGraphPath | None
+    eager: EagerPath
+
+    @property
+    def table(self) -> list[ForwardPath]:
+        """Best first."""
+        paths = (self.decode_graph, self.prefill_graph, self.cpu_graph, self.eager)
+        return [path for path in paths if path is not None]
+
+    def capture_all(self, *, progress: bool = False) -> None:
+        """Capture every graph now."""
+        for path in (self.prefill_graph, self.decode_graph):
+            if path is not None:
+                path.capture_all(progress=progress)
+
+    def trial(self) -> Iterator[Decision[int]]:
+        """Capture the largest bucket of each graph path: bytes that its graphs will take.
+
+        Smaller buckets fit into the memory of the largest, up to what the driver keeps for each.
+        """
+        if self.decode_graph is not None:
+            size = self.decode_graph.sizes[-1]
+            bucket = Bucket(tokens=size, sequences=size)
+            self.decode_graph.capture(bucket)
+            largest = self.decode_graph.prepare().bytes[bucket]
+            yield _reserve(
+                "decode_graph_bytes", largest, f"{size} rows", len(self.decode_graph.sizes)
+            )
+        if self.prefill_graph is not None:
+            size = self.prefill_graph.sizes[-1]
+            bucket = Bucket(tokens=size, sequences=0)
+            self.prefill_graph.capture(bucket)
+            largest = self.prefill_graph.prepare().bytes[bucket]
+            count = len(self.prefill_graph.sizes)
+            yield _reserve("prefill_graph_bytes", largest, f"{size} tokens", count)
+
+
+def _reserve(name: str, largest: int, bucket: str, count: int) -> Decision[int]:
+    return Decision(
+        name=name,
+        value=largest + count * GRAPH_BYTES,
+        reason=f"measured: {largest:,} for {bucket}; {GRAPH_BYTES:,} for each of {count} graphs",
+    )
+
+
+def has_graphs(plan: Plan) -> bool:
+    """Whether the plan has graphs on a GPU, whose memory must be reserved."""
+    return (plan.decode_graph.value, plan.prefill_graph.value) != (OFF, OFF)
+
+
+class PathBuilder:
+    """Makes the paths of a plan for a model whose layers are bound.
+
+    Args:
+        rows: the columns. tables: page table [R, max pages] int32 of each KV group.
+        backends: of each KV group. dtype: of the model.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: CausalDecoder,
+        *,
+        rows: Rows,
+        tables: Mapping[str, torch.Tensor],
+        backends: Mapping[str, AttentionBackend],
+        dtype: torch.dtype,
+    ) -> None:
+        self._plan, self._model = plan, model
+        self._rows, self._tables, self._dtype = rows, tables, dtype
+        self._page_size = plan.page_size.value
+        self._around: dict[str, Any] = {  # the model's forward
+            "preparation": BatchPreparation(rows, tables, self._page_size),
+            "backends": tuple(backends.values()),
+            "logits": lambda hidden, batch: process_logits(model, hidden, batch),
+        }
+        self._layers: dict[str, Any] = {
+            "layers": model.attention_layers(),
+            "groups": dict.fromkeys(tables, self._page_size),
+        }
+
+    def build(self) -> ForwardPaths:
+        """Raises `UnsupportedError` where the compiler of the CPU graph fails."""
+        eager = EagerPath(model=self._model.forward, **self._around)
+        eager.prepare()
+        return ForwardPaths(
+            decode_graph=self._decode_graph(),
+            prefill_graph=self._prefill_graph(),
+            cpu_graph=self._cpu_graph(),
+            eager=eager,
+        )
+
+    def _decode_graph(self) -> "DecodeGraphPath | None":
+        sizes = self._plan.decode_graph.value
+        if isinstance(sizes, str):
+            return None
+        from headrace.execution.decode_graph import DecodeGraphPath  # its kernels need Triton
+
+        return DecodeGraphPath(
+            sizes=sizes,
+            rows=self._rows,
+            tables=self._tables,
+            page_size=self._page_size,
+            backends=self._around["backends"],
+            model=self._model.forward,
+            head=self._model.compute_logits,
+            pdl=has_dependent_launch(self._rows.device),
+        )
+
+    def _prefill_graph(self) -> PrefillGraphPath | None:
+        plan, model, device = self._plan, self._model, self._rows.device
+        kind = plan.prefill_graph
+        if kind.value == OFF:
+            return None
+        most = plan.chunked_prefill_size.value + plan.max_running_requests.value  # a mixed step's
+        sizes, body = BREAKABLE_SIZES, lambda tokens: model.forward
+        if kind.value == PIECEWISE:
+            sizes, body = PIECEWISE_SIZES, self._compiled
+        return PrefillGraphPath(
+            sizes=prefill_sizes(sizes, most),
+            body=body,
+            dtype=self._dtype,
+            device=device,
+            recorder=GraphRecorder(),
+            ask=1 if kind.asked else SECOND_ASK,
+            **self._layers,
+            **self._around,
+        )
+
+    def _compiled(self, tokens: int) -> CompiledForward:
+        return CompiledForward(
+            self._model,
+            size=tokens,
+            device=self._rows.device,
+            remedy="Use prefill_graph breakable or off",
+            **self._layers,
+        )
+
+    def _cpu_graph(self) -> CpuGraphPath | None:
+        if self._plan.cpu_graph.value == OFF:
+            return None
+        sizes = bucket_sizes(self._plan.max_running_requests.value)
+        path = CpuGraphPath(sizes=sizes, model=self._model, **self._layers, **self._around)
+        path.prepare()
+        return path
+
+
+def absent_paths(plan: Plan) -> list[Refusal]:
+    """Why paths do not exist, by their names."""
+    decisions = (plan.decode_graph, plan.prefill_graph, plan.cpu_graph)
+    return [refusal for decision in decisions for refusal in _why_off(decision)]
+
+
+def _why_off(decision: Decision[Any]) -> list[Refusal]:
+    if decision.value != OFF:
+        return []
+    if not decision.refused:
+        return [Refusal(subject=decision.name, reason=decision.reason)]
+    return [replace(refusal, subject=decision.name) for refusal in decision.refused]
