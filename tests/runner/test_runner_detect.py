@@ -74,4 +74,4 @@ def test_kernel_packages_are_found_without_importing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("headrace.runner.detect.find_spec", lambda name: None)
     assert kernel_packages() == frozenset()
     monkeypatch.setattr("headrace.runner.detect.find_spec", lambda name: object())
-    assert kernel_packages() == {"triton"}
+    assert kernel_packages() == {"triton", "flashinfer", "sgl_kernel"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.attention import torch_native, triton_backend
+from headrace.attention import fa3_backend, flashinfer_backend, torch_native, triton_backend
 from headrace.attention.backend import AttentionBackend
 from headrace.attention.capabilities import AttentionNeed, Phase, need_refusals
 from headrace.attention.hybrid import HybridAttentionBackend
@@ -14,7 +14,12 @@ from headrace.base.errors import UnsupportedError
 from headrace.config.hardware import Hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits
 
-BUILT_IN = (torch_native.TorchNativeBackend, triton_backend.TritonBackend)
+BUILT_IN = (
+    torch_native.TorchNativeBackend,
+    triton_backend.TritonBackend,
+    flashinfer_backend.FlashInferBackend,
+    fa3_backend.FlashAttention3Backend,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from headrace.config.hardware import ASSUMED_HARDWARE, Hardware
 from headrace.memory.free_memory import CGROUP, MEMINFO
 from headrace.runner.cpu_graph_choice import COMPILER
 
-KERNEL_PACKAGES = ("triton",)
+KERNEL_PACKAGES = ("triton", "flashinfer", "sgl_kernel")
 DEVICES = ("auto", "cuda", "cpu")
 
 
