@@ -73,6 +73,7 @@ def few_rows(
     rows = settings.weights if activation is None else settings.weights // 2
     block_tokens = min(MAX_ROWS, max(16, next_power(tokens)))
     pdl = pdl and settings.dependent_launch
+    whole = inputs // settings.block // splits * settings.block  # every split has these columns
     descriptor = settings.descriptor and _takes_descriptor(x) and _takes_descriptor(weight)
     _few_rows_kernel[(triton.cdiv(outputs, rows), splits, triton.cdiv(tokens, block_tokens))](
         x,
@@ -93,7 +94,7 @@ def few_rows(
         SPLITS=splits,
         STAGES=settings.stages,
         ACTIVATION=activation,
-        PREFETCH=min(settings.prefetch, inputs // splits) if pdl else 0,
+        PREFETCH=min(settings.prefetch, whole) if pdl else 0,
         PDL=pdl,
         num_warps=settings.warps,
         num_stages=settings.stages,

@@ -88,7 +88,7 @@ def _launch(
         SIZE_PAD=size_pad,
         GROUP_BLOCK=group_block,
         PDL=pdl,
-        num_warps=min(16, max(1, group_block * size_pad // 512)),
+        num_warps=min(16, max(1, group_block * size_pad // (512 if parts is None else 256))),
         **launch_options(pdl),
     )
 
