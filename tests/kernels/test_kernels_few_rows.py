@@ -113,6 +113,15 @@ def test_parts_of_heads_are_added(case):
 def test_settings_of_a_shape_depend_on_the_rows(monkeypatch):
     measured = {(64, 32): {16: SETTINGS, 32: None, 128: GATED}}
     monkeypatch.setattr(few_rows_settings, "MEASURED", measured)
-    found = [few_rows_settings.few_rows_settings(rows, 64, 32) for rows in (2, 16, 17, 33, 129)]
+    settings, cpu = few_rows_settings.few_rows_settings, torch.device("cpu")
+    found = [settings(rows, 64, 32, cpu) for rows in (2, 16, 17, 33, 129)]
     assert found == [SETTINGS, SETTINGS, None, GATED, None]
-    assert few_rows_settings.few_rows_settings(2, 64, 33) is None
+    assert settings(2, 64, 33, cpu) is None
+
+
+def test_settings_are_for_the_gpus_that_were_measured(monkeypatch):
+    monkeypatch.setattr(few_rows_settings, "MEASURED", {(64, 32): {16: SETTINGS}})
+    for capability, expected in (((9, 0), SETTINGS), ((8, 9), None), ((12, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
+        found = few_rows_settings.few_rows_settings(4, 64, 32, torch.device("cuda"))
+        assert found == expected

@@ -5,6 +5,8 @@ A table in place of autotuning, as in `matvec_settings`.
 
 from dataclasses import dataclass
 
+import torch
+
 MAX_ROWS = 128
 """Rows of x up to which reading the weights is the cost of a product."""
 
@@ -33,12 +35,20 @@ class FewRowsSettings:
         assert self.dependent_launch or not self.prefetch, "nothing to wait for"
 
 
+CAPABILITY = (9, 0)
+"""Of the GPUs that the table is for: others have less shared memory, or other instructions."""
+
 # (N, K) of the weights -> rows of x, up to which -> settings, or None for cuBLAS.
 MEASURED: dict[tuple[int, int], dict[int, FewRowsSettings | None]] = {}
 
 
-def few_rows_settings(rows: int, outputs: int, inputs: int) -> FewRowsSettings | None:
-    """For x [rows, inputs] and weights [outputs, inputs]; `None` where cuBLAS is faster."""
+def few_rows_settings(
+    rows: int, outputs: int, inputs: int, device: torch.device
+) -> FewRowsSettings | None:
+    """For x [rows, inputs] and weights [outputs, inputs]; `None` where cuBLAS is faster, or nothing
+    is known of the device."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
+        return None
     for limit, settings in sorted(MEASURED.get((outputs, inputs), {}).items()):
         if rows <= limit:
             return settings

@@ -173,4 +173,6 @@ def _weight(linear: MergedLinear) -> Tensor:
 
 def _settings(x: Tensor, weight: Tensor) -> FewRowsSettings | None:
     """How our kernel multiplies x by the weights; `None`: cuBLAS does, float32 always."""
-    return None if x.dtype is torch.float32 else few_rows_settings(x.shape[0], *weight.shape)
+    if x.dtype is torch.float32:
+        return None
+    return few_rows_settings(x.shape[0], weight.shape[0], weight.shape[1], x.device)
