@@ -8,10 +8,17 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def log_to_stderr(level: str) -> None:
-    """Send the engine's log to stderr; the command line calls this once."""
+def log_to_stderr(level: str, *, process: str = "") -> None:
+    """Send the log to stderr; a program calls this once.
+
+    Args:
+        process: put before every line, where several processes write to one stderr.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    prefix = f"[{process}] " if process else ""
+    handler.setFormatter(
+        logging.Formatter(f"{prefix}%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
     root = logging.getLogger("headrace")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.explanation import explanation_of, sampling_defaults
@@ -85,6 +86,15 @@ class RequestHandle:
     def output_tokens(self) -> int:
         return sum(len(output.token_ids) for output in self._outputs)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens taken from the prefix cache; 0 until the request has run."""
+        return self._sequences[0].cached_tokens
+
+    def paths(self, index: int) -> list[tuple[str, int]]:
+        """Forward paths that the steps of a continuation took so far, run-length."""
+        return self._sequences[index].paths
+
     def take_pieces(self) -> list[Piece]:
         """New pieces of all continuations since the last call."""
         pieces = [output.take_piece() for output in self._outputs]
@@ -101,7 +111,7 @@ class RequestHandle:
                 for output, sequence in zip(self._outputs, self._sequences, strict=True)
             ],
             prompt_logprobs=self._outputs[0].prompt_entries,
-            cached_tokens=self._sequences[0].cached_tokens,
+            cached_tokens=self.cached_tokens,
         )
 
 
@@ -242,13 +252,26 @@ class Engine:
                 self.settle()  # the last request ended in this turn: its memory is free now
             return ended
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests now and let the step in flight, if any, end too: what they held is free
-        afterwards. Unknown and ended ones are left alone."""
+    def abort(
+        self,
+        request_ids: Iterable[str],
+        *,
+        message: str = "aborted by the caller",
+        settle: bool = True,
+    ) -> None:
+        """End requests now. Unknown and ended ones are left alone.
+
+        Args:
+            message: goes into their endings.
+            settle: let the step in flight, if any, end too, so that what they held is free
+                afterwards; otherwise that comes with the next turns, and the overlap stays.
+        """
         with interrupts_held():
             for request_id in request_ids:
-                self.scheduler.abort(request_id)
-            self.settle()
+                self.scheduler.abort(request_id, message)
+            self._forget_ended()
+            if settle:
+                self.settle()
 
     def settle(self) -> None:
         """Process the step in flight, if any, and launch nothing."""
@@ -257,6 +280,23 @@ class Engine:
             if last is not None:
                 self.scheduler.process(last)
             self._forget_ended()
+
+    def flush_cache(self) -> int:
+        """Give back every page of the prefix cache; returns how many.
+
+        Raises:
+            RequestError: requests run or wait.
+        """
+        if self.scheduler.has_work:
+            chooser = self.scheduler.chooser
+            raise RequestError(
+                "The prefix cache cannot be flushed now",
+                why=f"{len(chooser.running)} sequences run and {len(chooser.waiting)} wait",
+                remedy="Try again when the engine is idle",
+            )
+        with interrupts_held():
+            self.settle()
+            return self.scheduler.keeper.cache.clear()
 
     def close(self) -> None:
         """Abort what runs and let the step in flight end."""

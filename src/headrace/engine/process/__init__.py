@@ -1,0 +1,1 @@
+"""The engine as a process of its own: `python -m headrace.engine.process`."""

@@ -1,0 +1,177 @@
+"""The loop of the engine's process: take messages, take a turn, tell what is new."""
+
+import time
+
+from headrace.base.errors import HeadraceError, UnavailableError
+from headrace.base.log import get_logger
+from headrace.engine.engine import Engine, RequestHandle
+from headrace.engine.outputs import Piece
+from headrace.engine.process.controls import Controls
+from headrace.engine.process.link import Link
+from headrace.request.messages import (
+    Abort,
+    Control,
+    Delta,
+    Draining,
+    Failure,
+    Load,
+    Refused,
+    Stop,
+    Submit,
+    Turn,
+)
+from headrace.request.outcome import Finished
+
+log = get_logger(__name__)
+
+SIGNAL_DRAIN_SECONDS = 30.0  # what a signal to stop grants; the second one grants nothing
+STOPPED = "the engine was stopped"
+
+
+class ServingLoop:
+    """Serves one face until it is asked to stop, by a message or a signal.
+
+    Batches are chosen by what has come and never by a clock; only the deadline of a drain is one,
+    and it acts as an abort.
+    """
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self._engine, self._link = engine, link
+        self._controls = Controls(engine)
+        self._handles: dict[str, RequestHandle] = {}
+        self._news: list[Delta] = []
+        self._deadline: float | None = None  # of the drain
+        self._signals = 0
+
+    def run(self) -> None:
+        """Returns when it was asked to stop and every request has its ending."""
+        try:
+            while not self._is_over():
+                self._take(wait=0 if self._engine.has_work else None)
+                self._send_news()  # who was accepted hears so before a step that may be long
+                if self._engine.has_work:
+                    self._engine.step()
+                    self._controls.after_step()
+                self._tell()
+        finally:
+            self._engine.close()
+            self._controls.close()
+
+    # ---- from the face
+
+    def _take(self, wait: float | None) -> None:
+        left: list[str] = []
+        for message in self._link.receive(wait):
+            if isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Abort):
+                left += message.request_ids
+            elif isinstance(message, Control):
+                self._link.send(self._controls.reply(message))
+            else:
+                self._drain(message)
+        if left:
+            self._engine.abort(left, settle=False)
+        if self._link.stop_signals > self._signals:
+            self._signals = self._link.stop_signals
+            self._drain(Stop(SIGNAL_DRAIN_SECONDS if self._signals == 1 else 0.0))
+
+    def _submit(self, submit: Submit) -> None:
+        try:
+            if self._deadline is not None:
+                raise UnavailableError("The engine takes nothing new", why="it is being stopped")
+            handle = self._accepted(submit)
+        except HeadraceError as error:
+            self._link.send(Refused(submit.request_id, Failure.of(error)))
+            return
+        except Exception as error:
+            log.exception("Request %s could not be queued", submit.request_id)
+            failure = HeadraceError("The request could not be queued", why=str(error))
+            self._link.send(Refused(submit.request_id, Failure.of(failure)))
+            return
+        self._handles[submit.request_id] = handle
+        self._news.append(Delta(submit.request_id, prompt_tokens=len(submit.prompt_token_ids)))
+
+    def _accepted(self, submit: Submit) -> RequestHandle:
+        prepared = self._engine.prepare(
+            submit.prompt_token_ids,
+            submit.params,
+            text=submit.prompt_text,
+            default_max_tokens=submit.default_max_tokens,
+        )
+        return self._engine.submit(
+            prepared,
+            request_id=submit.request_id,
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+        )
+
+    # ---- to the face
+
+    def _tell(self) -> None:
+        """Gather what is new of all requests and send it."""
+        ended = []
+        for handle in self._handles.values():
+            for piece in handle.take_pieces():
+                self._news.append(_delta(handle, piece))
+            if handle.is_finished:
+                ended.append(handle.request_id)
+        for request_id in ended:
+            del self._handles[request_id]
+        self._send_news()
+
+    def _send_news(self) -> None:
+        if self._news:
+            self._link.send(Turn(self._news, self._load()))
+            self._news = []
+
+    def _load(self) -> Load:
+        scheduler = self._engine.scheduler
+        keeper = scheduler.keeper
+        return Load(
+            running=len(scheduler.chooser.running),
+            waiting=len(scheduler.chooser.waiting),
+            pages_total=keeper.allocator.total,
+            pages_free=keeper.allocator.available,
+            pages_cached=keeper.cache.held_pages,
+        )
+
+    # ---- the end
+
+    def _drain(self, stop: Stop) -> None:
+        deadline = time.monotonic() + stop.drain_seconds
+        if self._deadline is None:
+            log.info("Stopping: %d requests may end", len(self._handles))
+            self._link.send(Draining())
+        self._deadline = min(deadline, self._deadline or deadline)
+
+    def _seconds_left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _is_over(self) -> bool:
+        left = self._seconds_left()
+        if left is None or (left > 0 and self._engine.has_work):
+            return False
+        if self._handles:
+            log.warning("Stopping: %d requests are aborted", len(self._handles))
+            self._engine.abort(tuple(self._handles), message=STOPPED)
+        self._tell()
+        return True
+
+
+def _delta(handle: RequestHandle, piece: Piece) -> Delta:
+    finished = None
+    if piece.finish_reason is not None:
+        finished = Finished(piece.finish_reason, piece.stop_reason, piece.message)
+    return Delta(
+        request_id=handle.request_id,
+        index=piece.index,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        logprobs=piece.logprobs,
+        prompt_logprobs=piece.prompt_logprobs,
+        finished=finished,
+        prompt_tokens=len(handle.request.prompt_token_ids),
+        cached_tokens=handle.cached_tokens,
+        paths=handle.paths(piece.index) if finished else [],
+    )
