@@ -37,12 +37,14 @@ EQUIPPED = replace(H100, packages=frozenset({"triton", "flashinfer", "sgl_kernel
 ACCEPTED = {
     "torch_native": (replace(NEED, head_dim=300, page_size=48), assumed_hardware("mi300x")),
     "triton": (replace(NEED, window=512, soft_cap=True, sinks=True, graph=True), H100),
+    "cudnn": (replace(NEED, phase=Phase.PREFILL, window=512, sinks=True), H100),
     "flashinfer": (replace(NEED, window=512, soft_cap=True, graph=True), EQUIPPED),
     "fa3": (replace(NEED, window=512, soft_cap=True, graph=True), EQUIPPED),
 }
 REFUSED = {
     "torch_native": (replace(NEED, graph=True), H100, "cannot be captured into a decode graph"),
     "triton": (NEED, assumed_hardware("mi300x"), "does not run on rocm, only on cpu, cuda"),
+    "cudnn": (NEED, replace(H100, capability=(7, 5)), "needs compute capability 8.0 or newer"),
     "flashinfer": (NEED, H100, "flashinfer is not among the packages of h100-80gb"),
     "fa3": (NEED, H100, "sgl_kernel is not among the packages of h100-80gb"),
 }

@@ -54,7 +54,7 @@ def test_need_says_what_the_group_and_the_traits_say() -> None:
 def test_auto_takes_the_first_admissible(asked: str | None) -> None:
     decision = select_attention(Phase.DECODE, asked, need(), H100)
     assert (decision.name, decision.value, decision.asked) == ("decode_attention", "triton", False)
-    assert PREFERENCES["cuda"].evidence in decision.reason
+    assert PREFERENCES["cuda", Phase.DECODE].evidence in decision.reason
     assert select_attention(Phase.PREFILL, asked, need(), CPU).value == "torch_native"
 
 
@@ -81,7 +81,7 @@ def everything() -> Iterator[tuple[AttentionNeed, Hardware]]:
 def test_auto_never_takes_what_its_own_check_refuses() -> None:
     chosen = set()
     for wanted, hardware in everything():
-        preferred = PREFERENCES.get(hardware.platform, selection.ELSEWHERE).backends
+        preferred = PREFERENCES.get((hardware.platform, wanted.phase), selection.ELSEWHERE).backends
         admitted = [n for n in preferred if not backend_refusals(n, wanted, hardware)]
         if admitted:
             value = select_attention(wanted.phase, None, wanted, hardware).value
@@ -108,7 +108,7 @@ def test_a_named_backend_is_refused_with_every_reason_and_remedy_and_never_repla
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UnsupportedError, match="Known: fa3, flashinfer, torch_native, triton"):
+    with pytest.raises(UnsupportedError, match="Known: cudnn, fa3, flashinfer, torch_native"):
         select_attention(Phase.DECODE, "flash", need(), H100)
 
 

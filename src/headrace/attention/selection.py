@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.attention import fa3_backend, flashinfer_backend, torch_native, triton_backend
+from headrace.attention import (
+    cudnn_backend,
+    fa3_backend,
+    flashinfer_backend,
+    torch_native,
+    triton_backend,
+)
 from headrace.attention.backend import AttentionBackend
 from headrace.attention.capabilities import AttentionNeed, Phase, need_refusals
 from headrace.attention.hybrid import HybridAttentionBackend
@@ -17,6 +23,7 @@ from headrace.config.persona import AttentionTraits, KvGroupTraits
 BUILT_IN = (
     torch_native.TorchNativeBackend,
     triton_backend.TritonBackend,
+    cudnn_backend.CudnnBackend,
     flashinfer_backend.FlashInferBackend,
     fa3_backend.FlashAttention3Backend,
 )
@@ -24,23 +31,28 @@ BUILT_IN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """Backends of a platform, best first, and the measurement that says so."""
+    """Backends of a phase on a platform, best first, and the measurement that says so."""
 
     backends: tuple[str, ...]
     evidence: str
 
 
+CPU = Preference(
+    backends=("torch_native",), evidence="the only one that compiles for a CPU, 2026-11-29"
+)
+# 32 query and 8 KV heads of 128, bfloat16, page 64, one layer, eager, triton to torch_native:
+# decode of 32 rows at 2048 tokens 0.11 to 3.26 ms, prefill of 4 x 1024 tokens 0.15 to 1.64 ms.
 PREFERENCES = {
-    # 32 query and 8 KV heads of 128, bfloat16, page 64, one layer, eager, triton to torch_native:
-    # decode of 32 rows at 2048 tokens 0.11 to 3.26 ms, prefill of 4 x 1024 tokens 0.15 to 1.64 ms.
-    "cuda": Preference(
+    ("cuda", Phase.PREFILL): Preference(
         backends=("triton", "torch_native"),
-        evidence="triton 10 to 30 times as fast as torch_native on an H200, 2026-11-29",
+        evidence="triton 10 times as fast as torch_native on an H200, 2026-11-29",
     ),
-    "cpu": Preference(
-        backends=("torch_native",),
-        evidence="the only one that compiles for a CPU, 2026-11-29",
+    ("cuda", Phase.DECODE): Preference(
+        backends=("triton", "torch_native"),
+        evidence="triton 30 times as fast as torch_native on an H200, 2026-11-29",
     ),
+    ("cpu", Phase.PREFILL): CPU,
+    ("cpu", Phase.DECODE): CPU,
 }
 ELSEWHERE = Preference(
     backends=("torch_native",), evidence="nothing else was measured on this platform"
@@ -54,7 +66,7 @@ def select_attention(
 
     Args:
         asked: a registered name, which is used or refused, never replaced; `None` or "auto" takes
-            the first of the platform's preference list that admits `need`.
+            the first of the preference list of platform and phase that admits `need`.
 
     Raises:
         UnsupportedError: the name is unknown or refused, or every candidate is refused; lists every
@@ -70,7 +82,7 @@ def select_attention(
                 remedy="; ".join(dict.fromkeys(refusal.remedy for refusal in refused)),
             )
         return Decision(name=name, value=asked, reason="asked for by name", asked=True)
-    preference = PREFERENCES.get(hardware.platform, ELSEWHERE)
+    preference = PREFERENCES.get((hardware.platform, phase), ELSEWHERE)
     found: list[Refusal] = []
     for candidate in preference.backends:
         refused = backend_refusals(candidate, need, hardware)

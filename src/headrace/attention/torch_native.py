@@ -7,6 +7,14 @@ from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend
 from headrace.attention.capabilities import AttentionCapabilities
+from headrace.attention.fresh import (
+    FreshRun,
+    fresh_attention,
+    fresh_runs,
+    is_plain,
+    read_slots,
+    run_slots,
+)
 from headrace.attention.native_math import explicit, fused
 from headrace.attention.native_tiles import Tile, make_tiles, tile_mask
 from headrace.attention.registry import register_attention_backend
@@ -16,6 +24,10 @@ from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 SMALL_ELEMENTS = 1 << 16  # up to here an allocator has memory at hand
+# Tokens that a run must have on the average to be worth a call of its own. A call costs the host
+# of a GPU some 50 microseconds, in which the rest of a small model's layer does some 500 tokens.
+RUN_TOKENS = {"cpu": 1}
+RUN_TOKENS_ELSEWHERE = 512
 
 
 @register_attention_backend("torch_native")
@@ -25,8 +37,9 @@ class TorchNativeBackend(AttentionBackend):
     A short row alone whose pages follow each other is read in place. Of a batch, a gather costs
     about as much as the attention itself, yet less than a call per row.
 
-    It always reads the pool: of a prefill, the fresh keys and values would save a gather that costs
-    under a hundredth of the products that follow it.
+    Prompts that all begin in the step, in layers without window, soft cap and sinks, go to torch's
+    causal attention without a mask (`fresh`), with the fresh keys and values where they are given
+    in the dtype of the pool.
     """
 
     capabilities: ClassVar = AttentionCapabilities(
@@ -68,11 +81,19 @@ class TorchNativeBackend(AttentionBackend):
             device=device,
         )
         self._tiles: dict[int | None, tuple[Tile, ...]] = {}
+        self._runs: tuple[FreshRun, ...] = ()  # of a step of prompts that all begin in it
+        self._slots: dict[FreshRun, Tensor] = {}
         self._keys, self._values = _Gather(), _Gather()
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
-        self._tiles = {}
-        self._tiles_of(self.group.window, batch)
+        self._tiles, self._slots = {}, {}
+        self._runs = self._worthwhile(fresh_runs(batch) or (), batch.num_tokens)
+        if not self._runs:
+            self._tiles_of(self.group.window, batch)
+
+    def _worthwhile(self, runs: tuple[FreshRun, ...], tokens: int) -> tuple[FreshRun, ...]:
+        least = RUN_TOKENS.get(self.device.type, RUN_TOKENS_ELSEWHERE)
+        return runs if len(runs) == 1 or tokens >= least * len(runs) else ()
 
     def forward(
         self,
@@ -85,6 +106,8 @@ class TorchNativeBackend(AttentionBackend):
         lse: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; tokens that see nothing get 0 (and -inf in `lse`)."""
+        if self._runs and is_plain(layer) and lse is None:
+            return self._fresh(q, layer, batch, kv, out)
         tiles = self._tiles_of(layer.window, batch)
         keys, values = (part.flatten(0, 1) for part in layer.pool.key_value(layer.pool_layer))
         tokens = q.shape[0]
@@ -102,6 +125,37 @@ class TorchNativeBackend(AttentionBackend):
             _put(out, tile, result)
             if lse is not None and sums is not None:
                 _put(lse, tile, sums)
+        return out
+
+    def _fresh(
+        self,
+        q: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        kv: tuple[Tensor, Tensor] | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """The runs of a step that has no other tokens."""
+        cached = layer.pool.key_value(layer.pool_layer)
+        if kv is not None and kv[0].dtype != cached[0].dtype:
+            kv = None  # a later chunk sees what the pool has rounded
+        covered = self._runs[-1].tokens.stop
+        if out is None and (len(self._runs) > 1 or covered < q.shape[0]):
+            out = q.new_empty(*q.shape[:2], layer.v_head_dim)
+        if out is not None:
+            out[covered:] = 0
+        for run in self._runs:
+            if kv is None:
+                if run not in self._slots:
+                    self._slots[run] = run_slots(run, batch.kv[self.group.name])
+                k, v = (read_slots(part, self._slots[run]).to(q.dtype) for part in cached)
+            else:
+                k, v = (part[run.tokens] for part in kv)
+            result = fresh_attention(q[run.tokens], k, v, run, layer.scale)
+            if out is None:
+                return result
+            out[run.tokens] = result
+        assert out is not None, "there is a run"
         return out
 
     def _tiles_of(self, window: int | None, batch: ForwardBatch) -> tuple[Tile, ...]:

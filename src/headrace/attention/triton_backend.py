@@ -88,6 +88,7 @@ class TritonBackend(AttentionBackend):
         self._tables_ready = False
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._max_seq_len = self._max_extend = 0
+        self._covered = 0  # leading tokens of a step that belong to rows
         self._scratch: DecodeScratch | None = None  # of this step
         self._eager: DecodeScratch | None = None
         self._captured: list[DecodeScratch] = []
@@ -107,6 +108,7 @@ class TritonBackend(AttentionBackend):
         self._decode_rows, self._tables_ready = rows, False
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
+        self._covered = sum(batch.bounds.extend_lens)
         need = self._need(rows, self._max_seq_len)
         if need["splits"] > 1 and not (self._eager and self._eager.holds(**need)):
             self._eager = DecodeScratch.allocate(**need, device=self.device)
@@ -152,59 +154,93 @@ class TritonBackend(AttentionBackend):
         lse: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; padding past the last row is left as it is in `out`."""
-        keys, values = layer.pool.key_value(layer.pool_layer)
-        table = batch.kv[self.group.name].page_table
-        habits = {
-            "scale": layer.scale,
-            "window": layer.window,
-            "soft_cap": layer.soft_cap,
-            "sinks": layer.sinks,
-        }
-        decode = habits | {
-            "max_seq_len": self._max_seq_len,
-            "scratch": self._scratch,
-            "pdl": self._pdl,
-            "tables_ready": self._tables_ready,
-        }
         if batch.extend_start is None:
-            result: Tensor = self._decode(
-                q, keys, values, table, batch.seq_lens, **decode, out=out, lse=lse
-            )
-            return result
-        assert batch.extend_lens is not None
-        assert batch.prefix_lens is not None
-        covered = sum(batch.bounds.extend_lens)
+            return self._attend_one_each(q, layer, batch, out=out, lse=lse)
         if out is None:
-            out = q.new_empty(*q.shape[:2], values.shape[3])
-            out[covered:] = 0
+            out = q.new_empty(*q.shape[:2], layer.v_head_dim)
+            out[self._covered :] = 0
+        self._attend_in_front(q, layer, batch, out=out, lse=lse)
+        self._attend_many_each(q, layer, batch, out=out, lse=lse)
+        return out
+
+    def _attend_in_front(
+        self,
+        q: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        *,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """The leading rows of a mixed step that have one new token each."""
         rows = self._decode_rows
         if rows > 0:
-            self._decode(
-                q[:rows],
-                keys,
-                values,
-                table[:rows],
-                batch.seq_lens[:rows],
-                **decode,
-                out=out[:rows],
-                lse=None if lse is None else lse[:rows],
-            )
+            lse = None if lse is None else lse[:rows]
+            self._attend_one_each(q[:rows], layer, batch, out=out[:rows], lse=lse)
+
+    def _attend_one_each(
+        self,
+        q: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        *,
+        out: Tensor | None,
+        lse: Tensor | None,
+    ) -> Tensor:
+        """The decode kernel over as many leading rows as `q` [B, N, D] has."""
+        rows = q.shape[0]
+        result: Tensor = self._decode(
+            q,
+            *layer.pool.key_value(layer.pool_layer),
+            batch.kv[self.group.name].page_table[:rows],
+            batch.seq_lens[:rows],
+            **_habits(layer),
+            max_seq_len=self._max_seq_len,
+            scratch=self._scratch,
+            pdl=self._pdl,
+            tables_ready=self._tables_ready,
+            out=out,
+            lse=lse,
+        )
+        return result
+
+    def _attend_many_each(
+        self,
+        q: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        *,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """The extend kernel over the rows behind those in front; every token of them is written."""
+        assert batch.extend_start is not None
+        assert batch.extend_lens is not None
+        assert batch.prefix_lens is not None
+        rows = self._decode_rows
         self._extend(
             q,
-            keys,
-            values,
-            table[rows:],
+            *layer.pool.key_value(layer.pool_layer),
+            batch.kv[self.group.name].page_table[rows:],
             batch.extend_start[rows:],
             batch.extend_lens[rows:],
             batch.prefix_lens[rows:],
-            **habits,
+            **_habits(layer),
             max_extend=self._max_extend,
             out=out,
             lse=lse,
-            covered=covered,
+            covered=self._covered,
             pdl=self._pdl,
         )
-        return out
+
+
+def _habits(layer: AttentionLayer) -> dict[str, Any]:
+    return {
+        "scale": layer.scale,
+        "window": layer.window,
+        "soft_cap": layer.soft_cap,
+        "sinks": layer.sinks,
+    }
 
 
 def _decode_rows(batch: ForwardBatch) -> int:
