@@ -98,6 +98,8 @@ def test_decode_and_prefill_beside_their_floors(llm: LLM) -> None:
     assert steady.trace is None  # there is no GPU
     assert decode.mixed_trace is None
     assert same.seconds == decode.short  # measured once
+    assert same.paths["eager"] >= 3
+    assert set(other.paths) == {"eager"}
     assert (other.prompts, other.length, len(other.seconds)) == (3, 8, 3)
     floor = prefill_floor(traits, prompts=3, length=8, **F32).seconds(CEILINGS)
     assert other.floor == pytest.approx(floor)
@@ -138,7 +140,9 @@ def test_step_time_is_the_difference_of_medians() -> None:
 
 
 def test_table() -> None:
-    prefill = Prefill(prompts=32, length=1024, seconds=(0.8, 0.7, 0.9), floor=0.4)
+    prefill = Prefill(
+        prompts=32, length=1024, seconds=(0.8, 0.7, 0.9), floor=0.4, paths={"prefill_graph": 3}
+    )
     assert prefill.as_dict()["ratio"] == pytest.approx(2.0)
     lines = table([decode_result(), prefill]).splitlines()
     cells = ["32", "1056", "10.000", "2.000", "5.00", "5.000", "2.00", "4.0", "9.2"]
@@ -148,4 +152,5 @@ def test_table() -> None:
         "32: in 20 turns cudaEventSynchronize 20",
         "32, mixed: in 20 turns cudaMalloc 1",
     ]
-    assert lines[6].split() == ["32", "1024", "800.00", "400.00", "2.00", "40,960"]
+    cells = ["32", "1024", "800.00", "400.00", "2.00", "40,960", "prefill_graph", "x3"]
+    assert lines[6].split() == cells

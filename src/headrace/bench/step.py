@@ -19,6 +19,7 @@ from headrace.bench.decoding import Decoding, check_room, output_len
 from headrace.bench.floor import decode_floor, prefill_floor
 from headrace.bench.load import Load, Prompts
 from headrace.bench.trace import WARM_TURNS, TraceReport, trace_turns
+from headrace.execution.prefill_graph import SECOND_ASK
 
 if TYPE_CHECKING:
     from headrace.llm import LLM
@@ -73,12 +74,16 @@ class Steady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Prompts from submission to the last of their first tokens."""
+    """Prompts from submission to the last of their first tokens.
+
+    `paths`: steps by path, of all repeats.
+    """
 
     prompts: int
     length: int
     seconds: tuple[float, ...]
     floor: float
+    paths: dict[str, int]
 
     @property
     def median(self) -> float:
@@ -156,7 +161,7 @@ class StepBench:
         self._traits, plan = explanation.persona.traits, explanation.plan
         self._dtypes = {"dtype": plan.dtype.value, "kv_dtype": plan.kv_cache_dtype.value}
         self._traced = plan.device.value == "cuda" and work.trace_turns > 0
-        self._first_tokens: dict[int, tuple[float, ...]] = {}
+        self._first_tokens: dict[int, tuple[tuple[float, ...], dict[str, int]]] = {}
         for batch in work.prefills:
             check_room(llm, batch, work.context + 2)
         for batch in work.batches:
@@ -175,11 +180,14 @@ class StepBench:
         work = self._work
         self._warm(batch)
         short, long = [], []
+        paths: Counter[str] = Counter()
         for repeat in range(work.repeats):
             prompts = self._prompts(batch, repeat)
+            before = self._path_counts()
             short.append(self._seconds(prompts, 1))
+            paths += _by_path(self._path_counts() - before)
             long.append(self._seconds(prompts, work.output_len))
-        self._first_tokens[batch] = tuple(short)
+        self._first_tokens[batch] = tuple(short), dict(paths)
         context = work.context + work.output_len / 2  # the mean over the steps between the two
         return Decode(
             batch=batch,
@@ -201,14 +209,11 @@ class StepBench:
             taken = self._path_counts() - before
             context = fmean((started, decoding.context))
             trace = trace_turns(decoding, self._work.trace_turns) if self._traced else None
-        paths: Counter[str] = Counter()
-        for (path, _), steps in taken.items():
-            paths[path] += steps
         return Steady(
             seconds=seconds,
             context=context,
             floor=self._decode_floor(batch, context),
-            paths=dict(paths),
+            paths=dict(_by_path(taken)),
             refused=tuple(reason for _, reason in taken if reason),
             trace=trace,
         )
@@ -239,18 +244,21 @@ class StepBench:
 
     def _prefill(self, prompts: int) -> Prefill:
         work = self._work
-        seconds = self._first_tokens.get(prompts)
-        if seconds is None:
+        if prompts not in self._first_tokens:
             self._warm(prompts)
-            seconds = tuple(
+            before = self._path_counts()
+            times = tuple(
                 self._seconds(self._prompts(prompts, repeat), 1) for repeat in range(work.repeats)
             )
+            self._first_tokens[prompts] = times, dict(_by_path(self._path_counts() - before))
+        seconds, paths = self._first_tokens[prompts]
         floor = prefill_floor(self._traits, prompts=prompts, length=work.context, **self._dtypes)
         return Prefill(
             prompts=prompts,
             length=work.context,
             seconds=seconds,
             floor=floor.seconds(self._ceilings),
+            paths=paths,
         )
 
     # ---- both
@@ -258,7 +266,8 @@ class StepBench:
     def _warm(self, batch: int) -> None:
         """Compile and capture what the measured runs need, with fewer prompt tokens."""
         full = min(batch, WARM_PROMPTS)
-        self._seconds(self._prompts(full, self._work.repeats), 2)
+        for ask in range(SECOND_ASK):  # the last one captures a prefill graph
+            self._seconds(self._prompts(full, self._work.repeats + 2 + ask), 2)
         short = min(WARM_LEN, self._work.context)
         load = Load(num_prompts=batch, input_len=short, output_len=4)
         self._seconds(load.prompts(0, self._vocab), load.output_len)
@@ -277,6 +286,13 @@ class StepBench:
         return time.perf_counter() - start
 
 
+def _by_path(counts: Counter[tuple[str, str]]) -> Counter[str]:
+    paths: Counter[str] = Counter()
+    for (path, _), steps in counts.items():
+        paths[path] += steps
+    return paths
+
+
 def table(found: Sequence[Decode | Prefill]) -> str:
     """Decode by batch size, then prefill; times beside their floors."""
     lines = []
@@ -291,7 +307,7 @@ def table(found: Sequence[Decode | Prefill]) -> str:
     prefills = [entry for entry in found if isinstance(entry, Prefill)]
     if prefills:
         lines.append(
-            f"{'prefill':>7}{'length':>9}{'ms':>10}{'floor':>9}{'ratio':>7}{'tokens/s':>11}"
+            f"{'prefill':>7}{'length':>9}{'ms':>10}{'floor':>9}{'ratio':>7}{'tokens/s':>11}  path"
         )
         lines += map(_prefill_line, prefills)
     return "\n".join(lines)
@@ -299,13 +315,16 @@ def table(found: Sequence[Decode | Prefill]) -> str:
 
 def _decode_line(entry: Decode) -> str:
     steady = entry.steady
-    paths = ", ".join(f"{path} x{steps}" for path, steps in steady.paths.items())
     return (
         f"{entry.batch:>7}{entry.context:>9.0f}{entry.step * 1e3:>10.3f}{entry.floor * 1e3:>9.3f}"
         f"{entry.step / entry.floor:>7.2f}{steady.median * 1e3:>11.3f}"
         f"{steady.median / steady.floor:>7.2f}{_gap(steady.trace):>9}"
-        f"{_gap(entry.mixed_trace):>11}  {paths}"
+        f"{_gap(entry.mixed_trace):>11}  {_paths(steady.paths)}"
     )
+
+
+def _paths(paths: dict[str, int]) -> str:
+    return ", ".join(f"{path} x{steps}" for path, steps in paths.items())
 
 
 def _gap(trace: TraceReport | None) -> str:
@@ -336,4 +355,5 @@ def _prefill_line(entry: Prefill) -> str:
     return (
         f"{entry.prompts:>7}{entry.length:>9}{entry.median * 1e3:>10.2f}{entry.floor * 1e3:>9.2f}"
         f"{entry.median / entry.floor:>7.2f}{entry.tokens_per_second:>11,.0f}"
+        f"  {_paths(entry.paths)}"
     )

@@ -1,9 +1,9 @@
 """The CPU graph: decode steps whose code between attention calls is compiled for this CPU.
 
-A step is the model's forward in pieces (`pieces.py`), compiled by torch.compile's inductor to C++
+A step is the model's forward in pieces, compiled by torch.compile's inductor to C++
 (`compiled_pieces.py`). Attention stays eager, since its sizes follow the lengths, and so does the
-head. Products stay oneDNN's over packed weights: they are most of a step, and no
-compiler betters them. What is saved is the dozen small operators around them.
+head. Products stay oneDNN's over packed weights: they are most of a step, and no compiler betters
+them. What is saved is the dozen small operators around them.
 
 One set of pieces per bucket of rows, compiled when the first step that needs it arrives; rows are
 padded with row 0. Compiled code outlives the process in inductor's cache.

@@ -15,5 +15,5 @@ def replaced(changes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in reversed(before):
             setattr(owner, name, value)

@@ -213,17 +213,21 @@ class ModelRunner:
 
     def init_forward_paths(self) -> None:
         """The table of paths, best first; the eager path is last and admits everything."""
-        pool = self.req_to_token_pool
         with self._part("forward paths"):
-            self.paths = PathBuilder(
-                self.plan,
-                self.model,
-                rows=self.rows,
-                tables={name: pool.table(name) for name in pool.groups},
-                backends=self.backends,
-                dtype=self.dtype,
-            ).build()
+            self.paths = self.make_paths(self.plan)
             self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
+
+    def make_paths(self, plan: Plan) -> ForwardPaths:
+        """Paths over this runner's model and memory, as `plan` has them."""
+        pool = self.req_to_token_pool
+        return PathBuilder(
+            plan,
+            self.model,
+            rows=self.rows,
+            tables={name: pool.table(name) for name in pool.groups},
+            backends=self.backends,
+            dtype=self.dtype,
+        ).build()
 
     @property
     def decode_graph(self) -> "DecodeGraphPath | None":
