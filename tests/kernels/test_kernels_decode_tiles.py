@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import Case, make
+from attention_cases import DEVICE, Case, make
 
 from headrace.base.errors import UnsupportedError
 from headrace.kernels import attention_twins
@@ -30,12 +30,20 @@ def both(batch, **options):
     return results
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("block_bytes", [8 * 1024, 128 * 1024])
+@pytest.mark.parametrize(("block_bytes", "splits"), [(8 * 1024, 1), (128 * 1024, 2)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_blocks_shorter_and_longer_than_pages(case, block_bytes, splits):
     tile = kernels.DecodeTile(block_bytes=block_bytes)
     for found, expected in zip(*both(make(case), splits=splits, tile=tile), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [1, 100])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_row_is_cut_by_its_own_length(case, share):
+    """From as many runs as allowed to one, which needs no second kernel."""
+    keys = torch.tensor([share], dtype=torch.int32, device=DEVICE)
+    for found, expected in zip(*both(make(case), splits=6, share=keys), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -76,6 +76,7 @@ def paged_decode(
     max_seq_len: int | None = None,
     splits: int | None = None,
     scratch: DecodeScratch | None = None,
+    share: Tensor | None = None,
     tile: DecodeTile = DECODE_TILE,
     pdl: bool = False,
     tables_ready: bool = False,
@@ -87,6 +88,8 @@ def paged_decode(
         splits: programs per row and KV head; `decode_splits` chooses if absent. A constant makes a
             row's result the same bits in every batch.
         scratch: where splits meet; allocated if absent and needed.
+        share: [1] int32, keys that a program should have: a row is cut into as many runs as its own
+            length asks for, at most `splits`, and a row of one run needs no second kernel's work.
         tile: what a program takes at once.
         pdl: programmatic dependent launch.
         tables_ready: with `pdl`, promises that `page_table` and `seq_lens` are complete before
@@ -128,11 +131,12 @@ def paged_decode(
         v_cache,
         page_table,
         seq_lens,
-        sinks if parts is None else None,
+        sinks,
         out,
-        lse if parts is None else None,
+        lse,
         None if parts is None else parts.values,
         None if parts is None else parts.lse,
+        None if parts is None else share,
         scale,
         soft_cap,
         window,
@@ -160,13 +164,18 @@ def paged_decode(
         _combine_kernel[(batch, heads)](
             parts.values,
             parts.lse,
+            seq_lens,
+            share,
             sinks,
             out,
             lse,
             splits,
+            window,
+            KEYS=block_keys(row_bytes, tile.block_bytes),
             BLOCK=COMBINE_BLOCK,
             VALUE_DIM=value_dim,
             VALUE_PAD=padded(value_dim),
+            TABLES_READY=tables_ready,
             PDL=pdl,
             num_warps=COMBINE_WARPS,
             **launch_options(pdl),
@@ -174,9 +183,50 @@ def paged_decode(
     return out
 
 
+@triton.jit
+def _cut(seq_lens, row, share, splits, window, BLOCK: tl.constexpr):
+    """Of a row: first key seen, where its blocks begin, its end, number of runs, keys of a run."""
+    end = tl.load(seq_lens + row)
+    first = 0
+    if window is not None:
+        first = tl.maximum(end - window, 0)
+    aligned = first // BLOCK * BLOCK
+    runs = splits
+    if share is not None:
+        keys = tl.load(share)
+        runs = tl.minimum(tl.maximum((end - aligned + keys // 2) // keys, 1), splits)
+    return first, aligned, end, runs, tl.cdiv(tl.cdiv(end - aligned, runs), BLOCK) * BLOCK
+
+
+@triton.jit
+def _finish(
+    top,
+    total,
+    values,
+    head,
+    exists,
+    place,
+    sinks,
+    out,
+    lse,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    """Writes the heads [M] that exist at `place` of [B, N]."""
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=exists, other=0.0)
+        top, total, values = add_sink(sink, top, total, values)
+    column = tl.arange(0, VALUE_PAD)
+    mask = exists[:, None] & (column < VALUE_DIM)[None, :]
+    result = divide(values, total).to(out.dtype.element_ty)
+    tl.store(out + place[:, None] * VALUE_DIM + column[None, :], result, mask=mask)
+    if lse is not None:
+        tl.store(lse + place, base2_lse(top, total) * LN_2, mask=exists)
+
+
 @triton.jit(
     do_not_specialize=["window", "table_stride"],
-    do_not_specialize_on_alignment=["page_table", "seq_lens", "sinks", "lse"],
+    do_not_specialize_on_alignment=["page_table", "seq_lens", "share", "sinks", "lse"],
 )
 def _decode_kernel(
     q,
@@ -189,6 +239,7 @@ def _decode_kernel(
     lse,
     part_values,
     part_lse,
+    share,
     scale,
     soft_cap,
     window,
@@ -220,12 +271,7 @@ def _decode_kernel(
         wait(PDL)
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
-    end = tl.load(seq_lens + row)
-    first = 0
-    if window is not None:
-        first = tl.maximum(end - window, 0)
-    aligned = first // BLOCK * BLOCK
-    run = tl.cdiv(tl.cdiv(end - aligned, splits), BLOCK) * BLOCK
+    first, aligned, end, runs, run = _cut(seq_lens, row, share, splits, window, BLOCK)
     start = aligned + split * run
     stop = tl.minimum(start + run, end)
 
@@ -272,54 +318,85 @@ def _decode_kernel(
         top, total, values = softmax_step(logits, v, top, total, values)
 
     place = row.to(tl.int64) * (tl.num_programs(0) * GROUP) + head  # [GROUP_PAD] of [B, N]
-    value_column = tl.arange(0, VALUE_PAD)
-    out_mask = (member < GROUP)[:, None] & (value_column < VALUE_DIM)[None, :]
+    exists = member < GROUP
     if part_values is None:
-        if sinks is not None:
-            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0)
-            top, total, values = add_sink(sink, top, total, values)
-        out_offsets = place[:, None] * VALUE_DIM + value_column[None, :]
-        tl.store(out + out_offsets, divide(values, total).to(out.dtype.element_ty), mask=out_mask)
-        if lse is not None:
-            tl.store(lse + place, base2_lse(top, total) * LN_2, mask=member < GROUP)
-    else:
-        part = place * splits + split
-        tl.store(part_lse + part, base2_lse(top, total), mask=member < GROUP)
+        _finish(
+            top, total, values, head, exists, place, sinks, out, lse, VALUE_DIM, VALUE_PAD
+        )  # fmt: skip
+    elif runs > 1:
+        entry = place * splits + split
+        tl.store(part_lse + entry, base2_lse(top, total), mask=exists)
         if start < end:
-            part_offsets = part[:, None] * VALUE_DIM + value_column[None, :]
-            tl.store(part_values + part_offsets, divide(values, total), mask=out_mask)
+            value_column = tl.arange(0, VALUE_PAD)
+            part_offsets = entry[:, None] * VALUE_DIM + value_column[None, :]
+            part_mask = exists[:, None] & (value_column < VALUE_DIM)[None, :]
+            tl.store(part_values + part_offsets, divide(values, total), mask=part_mask)
+    elif split == 0:
+        _finish(
+            top, total, values, head, exists, place, sinks, out, lse, VALUE_DIM, VALUE_PAD
+        )  # fmt: skip
 
 
 @triton.jit(
-    do_not_specialize=["splits"],
-    do_not_specialize_on_alignment=["sinks", "lse"],
+    do_not_specialize=["splits", "window"],
+    do_not_specialize_on_alignment=["seq_lens", "share", "sinks", "lse"],
 )
 def _combine_kernel(
+    part_values,
+    part_lse,
+    seq_lens,
+    share,
+    sinks,
+    out,
+    lse,
+    splits,
+    window,
+    KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    TABLES_READY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row and query head. Weighs the splits' values by their sums."""
+    begin(PDL)
+    if not TABLES_READY:
+        wait(PDL)
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    runs = _cut(seq_lens, row, share, splits, window, KEYS)[3]
+    if TABLES_READY:
+        wait(PDL)
+    if runs > 1:
+        _combine(
+            part_values, part_lse, sinks, out, lse, row.to(tl.int64) * heads + head, head, runs,
+            splits, BLOCK, VALUE_DIM, VALUE_PAD,
+        )  # fmt: skip
+
+
+@triton.jit
+def _combine(
     part_values,
     part_lse,
     sinks,
     out,
     lse,
+    place,
+    head,
+    runs,
     splits,
     BLOCK: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    """One program: one row and query head. Weighs the splits' values by their sums."""
-    begin(PDL)
-    wait(PDL)
-    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    place = row.to(tl.int64) * heads + head
     column = tl.arange(0, VALUE_PAD)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     values = tl.zeros([1, VALUE_PAD], tl.float32)
-    for block in range(0, splits, BLOCK):
+    for block in range(0, runs, BLOCK):
         split = block + tl.arange(0, BLOCK)
         part = place * splits + split
-        sums = tl.load(part_lse + part, mask=split < splits, other=float("-inf"))
-        mask = (split < splits)[:, None] & (column < VALUE_DIM)[None, :]
+        sums = tl.load(part_lse + part, mask=split < runs, other=float("-inf"))
+        mask = (split < runs)[:, None] & (column < VALUE_DIM)[None, :]
         rows = tl.load(
             part_values + part[:, None] * VALUE_DIM + column[None, :], mask=mask, other=0.0
         )
@@ -332,10 +409,7 @@ def _combine_kernel(
         total = total * shrink + tl.sum(weights, 0)
         values = values * shrink[:, None] + tl.sum(rows * weights[:, None], 0)[None, :]
         top = new_top
-    if sinks is not None:
-        top, total, values = add_sink(tl.load(sinks + head), top, total, values)
-    out_offsets = place * VALUE_DIM + column[None, :]
-    result = divide(values, total).to(out.dtype.element_ty)
-    tl.store(out + out_offsets, result, mask=(column < VALUE_DIM)[None, :])
-    if lse is not None:
-        tl.store(lse + place + tl.arange(0, 1), base2_lse(top, total) * LN_2)
+    one = tl.arange(0, 1)
+    _finish(
+        top, total, values, head + one, one == 0, place + one, sinks, out, lse, VALUE_DIM, VALUE_PAD
+    )  # fmt: skip
