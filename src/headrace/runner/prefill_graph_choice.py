@@ -29,7 +29,7 @@ def choose_prefill_graph(config: EngineConfig, hardware: Hardware) -> Decision[s
             raise UnsupportedError(
                 f"prefill_graph {asked} cannot be honoured",
                 why=refusal.reason,
-                remedy=refusal.remedy,
+                remedy=refusal.remedy or f"Use auto or off for {NAME}",
             )
         return Decision(name=NAME, value=asked, reason=REASONS[asked], asked=True)
     if refusal is not None:
@@ -45,11 +45,7 @@ def choose_prefill_graph(config: EngineConfig, hardware: Hardware) -> Decision[s
 
 def _refusal(wanted: str, hardware: Hardware) -> Refusal | None:
     if hardware.platform != "cuda":
-        return Refusal(
-            subject=NAME,
-            reason="CUDA graphs need a CUDA device",
-            remedy="Use prefill_graph auto or off",
-        )
+        return Refusal(subject=NAME, reason="CUDA graphs need a CUDA device")
     if "triton" not in hardware.packages:
         needs = {
             BREAKABLE: "it is made for the fused kernels, which are written in Triton",
