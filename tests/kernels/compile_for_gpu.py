@@ -102,9 +102,20 @@ def main(capability: int, *shapes: str) -> None:
                 "lse": torch.empty(8, heads),
             }
         arguments = (q, *caches, table)
-        extend_attention_triton.paged_extend(
-            *arguments, lens, lens, lens, max_extend=8, pdl=capability >= 90, **options
-        )
+        for by_block in (True, False):  # where descriptors take the pool
+            extend_attention_triton.BY_BLOCK = by_block
+            extend_attention_triton.paged_extend(
+                *arguments,
+                lens,
+                lens,
+                lens,
+                max_extend=8,
+                covered=8 if by_block else None,
+                pdl=capability >= 90,
+                **options,
+            )
+            if by_block:
+                report("_extend_kernel by block", kernels["_extend_kernel"], capability)
         for splits in (1, 4):
             decode_attention_triton.paged_decode(
                 *arguments,

@@ -48,7 +48,7 @@ def test_kernels_compile_and_fit(capability, shapes, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     reports = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
-    assert len(reports) == 4 * len(shapes)  # decode whole and split, combine, extend
+    assert len(reports) == 5 * len(shapes)  # decode whole and split, combine, extend twice
     for name, shared, waits in reports:
         assert int(shared) <= SHARED_LIMIT[capability], name
         assert waits == str(capability >= 90), name

@@ -93,6 +93,33 @@ def test_extend(case):
     check(case, out, lse, twin, twin_lse)
 
 
+@pytest.mark.parametrize("traits", TRAITS, ids=str)
+@pytest.mark.parametrize(("dim", "page"), [(64, 64), (128, 64), (128, 128)])
+@pytest.mark.parametrize("heads", [(6, 2), (32, 8)])
+def test_extend_by_whole_blocks(heads, dim, page, traits):
+    """Blocks by descriptors, of both layouts of a pool, and nothing left of an uninitialised out."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the tensor memory accelerator needs compute capability 9.0")
+    shape = {"heads": heads, "dim": dim, "page": page, "dtype": torch.bfloat16}
+    batch = make(Case(seq_lens=LENGTHS, extend_lens=CHUNKS, padding=5, **shape, **traits))
+    exact, twin_lse = batch.double(), sums(batch, torch.float64)
+    named = {**batch.options, "max_extend": max(CHUNKS)}
+    twin = attention_twins.paged_extend(*exact.extend_arguments(), **named, lse=twin_lse)
+    whole = {"row_bytes": 4 * dim, "element": 2, "shared_memory": 227 * 1024, "by_block": True}
+    tile = extend_kernels.extend_tile(**whole)
+    assert tile.by_block
+    for heads_first in (False, True):
+        caches = batch.k_cache, batch.v_cache
+        if heads_first:
+            caches = (cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches)
+        arguments = (batch.q, *caches, *batch.extend_arguments()[3:])
+        lse = sums(batch)
+        out = extend_kernels.paged_extend(
+            *arguments, **named, lse=lse, tile=tile, covered=sum(CHUNKS)
+        )
+        check(batch.case, out, lse, twin, twin_lse)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 1000])
 def test_long_extend_without_prefix(dtype, window):

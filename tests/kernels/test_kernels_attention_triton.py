@@ -144,6 +144,13 @@ def test_the_tile_follows_the_model_and_the_device():
     assert choose(row_bytes=1024, element=2, shared_memory=227 * kib) == small
     assert choose(row_bytes=256, element=2, shared_memory=227 * kib).block_bytes == 16 * kib
     assert choose(row_bytes=1024, element=4, shared_memory=227 * kib).rows == 32
+    for row_bytes in (256, 512):
+        model = {"row_bytes": row_bytes, "element": 2}
+        whole = choose(**model, shared_memory=227 * kib, by_block=True)
+        assert whole.by_block
+        assert extend_kernels.block_keys(row_bytes, whole.block_bytes) == 64
+        assert not choose(**model, shared_memory=99 * kib, by_block=True).by_block
+    assert not choose(row_bytes=1024, element=2, shared_memory=227 * kib, by_block=True).by_block
 
 
 @pytest.mark.parametrize(("window", "page"), [(None, 64), (20, 64), (70, 32)])

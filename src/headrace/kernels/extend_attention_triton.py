@@ -34,6 +34,8 @@ from headrace.kernels.attention_math_triton import (
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory of a block
+WHOLE_BLOCK = 64  # keys that a descriptor brings at once
+BY_BLOCK = False  # whether `extend_tile` is offered descriptors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,9 @@ class ExtendTile:
     by_block: bool = False
 
 
-def extend_tile(*, row_bytes: int, element: int, shared_memory: int) -> ExtendTile:
+def extend_tile(
+    *, row_bytes: int, element: int, shared_memory: int, by_block: bool = False
+) -> ExtendTile:
     """The tile of a model on a device, whatever the batch: it decides the order of additions.
 
     Measured on an H200 in bfloat16, TFLOP/s at 8 x 1024 and 1 x 8192 tokens: with head size 128,
@@ -63,9 +67,14 @@ def extend_tile(*, row_bytes: int, element: int, shared_memory: int) -> ExtendTi
     Args:
         row_bytes: of a key and its value, padded; element: bytes of one number of them.
         shared_memory: bytes that a block may have.
+        by_block: whether blocks of `WHOLE_BLOCK` keys may come by descriptors. Two programs then
+            share a multiprocessor, so that one multiplies while the other exponentiates.
     """
     if element == 4:
         return ExtendTile(rows=32, block_bytes=32 * 1024, warps=4)
+    if by_block and row_bytes <= 512 and shared_memory >= HOPPER_SHARED:
+        block_bytes = WHOLE_BLOCK * row_bytes
+        return ExtendTile(rows=64, block_bytes=block_bytes, warps=4, stages=3, by_block=True)
     if row_bytes <= 256:
         return ExtendTile(rows=64, block_bytes=16 * 1024, warps=4)
     if row_bytes <= 512 and shared_memory >= HOPPER_SHARED:
@@ -129,7 +138,12 @@ def paged_extend(
     row_bytes = (padded(dim) + padded(value_dim)) * element
     if tile is None:
         memory = shared_memory(q.device)
-        tile = extend_tile(row_bytes=row_bytes, element=element, shared_memory=memory)
+        tile = extend_tile(
+            row_bytes=row_bytes,
+            element=element,
+            shared_memory=memory,
+            by_block=BY_BLOCK and all(takes_blocks(x, WHOLE_BLOCK) for x in (k_cache, v_cache)),
+        )
     rows, block = max(padded(group), tile.rows), block_keys(row_bytes, tile.block_bytes)
     descriptors = tile.by_block and takes_blocks(k_cache, block) and takes_blocks(v_cache, block)
     _extend_kernel[(triton.cdiv(max_extend, rows // group), kv_heads, batch)](
