@@ -1,0 +1,1 @@
+"""Floor 12: the HTTP server."""

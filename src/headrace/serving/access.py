@@ -1,0 +1,97 @@
+"""Who may call: API key, admin key, and the id that a request is known by."""
+
+import secrets
+import uuid
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.serving.errors import ApiError
+from headrace.serving.server_config import ServerConfig
+from headrace.serving.service import service_of
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+REQUEST_ID = "x-request-id"
+_LONGEST_ID = 128
+
+
+def bearer(headers: Headers) -> str:
+    """The key of `Authorization: Bearer KEY`, or nothing."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def same(given: str, key: str | None) -> bool:
+    """Compared in constant time."""
+    return key is not None and secrets.compare_digest(given.encode(), key.encode())
+
+
+class ApiKey:
+    """401 for requests without the key, where there is one. Health and metrics stay open, and so
+    does asking with OPTIONS what is allowed."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app, self._config = app, config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._may(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = ApiError(
+            401,
+            "The API key is missing or wrong; send Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+        await refusal.response()(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        config = self._config
+        if scope["type"] != "http" or config.api_key is None:
+            return True
+        if scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
+            return True
+        given = bearer(Headers(scope=scope))
+        return same(given, config.api_key) | same(given, config.admin_api_key)
+
+
+def require_admin(request: Request) -> None:
+    """For `Depends` of the routes that change or reveal what runs.
+
+    Raises:
+        ApiError: 403 when they are off, or for another key than the admin's.
+    """
+    config = service_of(request).config
+    if config.enable_admin or same(bearer(request.headers), config.admin_api_key):
+        return
+    if config.admin_api_key is None:
+        raise ApiError(
+            403,
+            f"{request.url.path} is off; start the server with --admin-api-key KEY or "
+            "--enable-admin",
+            code="admin_off",
+        )
+    raise ApiError(403, f"{request.url.path} needs the admin key", code="admin_only")
+
+
+class RequestId:
+    """Answers with the X-Request-Id that came, or with a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        is_plain = given.isascii() and given.isprintable() and len(given) <= _LONGEST_ID
+        request_id = given if given and is_plain else uuid.uuid4().hex
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, with_id)

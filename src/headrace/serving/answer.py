@@ -1,0 +1,79 @@
+"""From a generation to what goes over the wire: one JSON body, or a stream of events."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.base.log import get_logger
+from headrace.serving.errors import ApiError
+from headrace.serving.event_stream import DONE, EventStream, event, unless_disconnected
+from headrace.serving.generation import Generation
+
+log = get_logger(__name__)
+
+INTERNAL = "The server failed; its log says why"
+
+
+class Reply(Protocol):
+    """Makes a reply from a generation that has begun; one of the two is called, once."""
+
+    async def whole(self) -> Any:
+        """What msgspec encodes as the body."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Whole events, the last one included."""
+        ...
+
+
+class Answer(Response):
+    """Runs the generation when the server sends it, and ends it when nobody listens any more.
+
+    A refusal, which comes before anything is sent, is an ordinary error answer.
+    """
+
+    def __init__(
+        self, generation: Generation, reply: Reply, *, streams: bool, ping_seconds: float
+    ) -> None:
+        super().__init__()
+        self._generation, self._reply = generation, reply
+        self._streams, self._ping_seconds = streams, ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._streams:
+            async with self._generation:
+                stream = EventStream(self._events(), ping_seconds=self._ping_seconds)
+                await stream(scope, receive, send)
+            return
+        body = await unless_disconnected(self._whole(), receive)
+        if body is not None:
+            await json_response(body)(scope, receive, send)
+
+    async def _whole(self) -> Any:
+        async with self._generation:
+            return await self._reply.whole()
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """The reply's events; an error is an event too, the last one before [DONE]."""
+        try:
+            async with aclosing(self._reply.events()) as events:
+                async for each in events:
+                    yield each
+            return
+        except ApiError as error:
+            failure = error
+        except Exception:
+            log.exception("A stream failed")
+            failure = ApiError(500, INTERNAL)
+        self._generation.record.failed()
+        yield event(failure.encoded())
+        yield DONE
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """`body` as msgspec encodes it."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

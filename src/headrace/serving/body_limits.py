@@ -1,0 +1,67 @@
+"""What is looked at before a route sees the request: size and type of the body, keys, the id.
+
+Plain ASGI, outermost first as `app` stacks them. None of them reads a body ahead of the route or
+holds a stream back.
+"""
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.serving.errors import ApiError
+
+BODY_METHODS = ("POST", "PUT", "PATCH")
+
+
+class BodyLimits:
+    """413 for bodies above `most_bytes`, announced or not; 415 for what is not JSON."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most_bytes = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in BODY_METHODS:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        announced = headers.get("content-length", "")
+        refusal = None
+        if announced.isdecimal() and int(announced[:20]) > self._most_bytes:
+            refusal = self._too_large()
+        elif announced != "0" and (announced or "transfer-encoding" in headers):
+            refusal = _not_json(headers.get("content-type", ""))
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, self._counting(receive), send)
+
+    def _counting(self, receive: Receive) -> Receive:
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._most_bytes:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"The body is larger than {self._most_bytes:,} bytes (option max_body_bytes)",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+
+
+def _not_json(content_type: str) -> ApiError | None:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return None
+    return ApiError(
+        415,
+        f"The content type is {kind[:80]!r}; send application/json",
+        code="unsupported_media_type",
+    )

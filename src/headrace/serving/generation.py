@@ -1,0 +1,191 @@
+"""The engine's work for one HTTP request: its prompts run together, their deltas come in one flow.
+
+Leaving the flow early, by a disconnect or an error, aborts what still runs.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from types import TracebackType
+from typing import Self
+
+from headrace.base.errors import HeadraceError
+from headrace.request.messages import Delta, Submit
+from headrace.serving.errors import ApiError, from_headrace, invalid
+from headrace.serving.records import RequestRecord
+from headrace.serving.service import Service
+
+Deltas = AsyncGenerator[Delta, None]
+
+
+class Generation:
+    """An async context manager: entering it, the engine has accepted every prompt.
+
+    Args:
+        name: id of the answer, unique among those in flight.
+        route: for the record.
+
+    Raises:
+        ApiError: on entering, when a prompt is refused or the engine is not ready; while iterating,
+            when the engine dies or a step fails.
+    """
+
+    def __init__(
+        self, service: Service, submits: Sequence[Submit], *, name: str, route: str, streams: bool
+    ) -> None:
+        self.record = RequestRecord(id=name, route=route, streams=streams)
+        self._service, self._submits = service, submits
+        self._streams: list[Deltas] = []
+        self._firsts: list[Delta] = []
+        self._prompt_tokens = [len(submit.prompt_token_ids) for submit in submits]
+        self._cached_tokens = [0] * len(submits)
+
+    async def __aenter__(self) -> Self:
+        service, name = self._service, self.record.id
+        _check_size(service, self._submits)
+        engine = service.ready_engine()
+        if name in service.in_flight:
+            raise invalid(f"A request with the id {name!r} is in flight", "rid")
+        service.in_flight[name] = tuple(submit.request_id for submit in self._submits)
+        service.waiting.update(service.in_flight[name])
+        self._streams = [engine.generate(submit) for submit in self._submits]
+        try:
+            self._firsts = await _accepted(self._streams)
+        except BaseException as error:
+            await self._close(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close(error)
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(place of the prompt, what is new of one of its continuations), as they come."""
+        for place, first in enumerate(self._firsts):
+            yield place, self._counted(place, first)
+        with _as_api_errors():
+            if len(self._streams) == 1:
+                async for delta in self._streams[0]:
+                    yield 0, self._counted(0, delta)
+                return
+            async with aclosing(_merged(self._streams)) as merged:
+                async for place, delta in merged:
+                    yield place, self._counted(place, delta)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self._prompt_tokens)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached_tokens)
+
+    def of_prompt(self, place: int) -> tuple[int, int]:
+        """(tokens, cached tokens) of one prompt, as far as they are known."""
+        return self._prompt_tokens[place], self._cached_tokens[place]
+
+    def _counted(self, place: int, delta: Delta) -> Delta:
+        record, submit = self.record, self._submits[place]
+        self._cached_tokens[place] = max(self._cached_tokens[place], delta.cached_tokens)
+        if delta.token_ids or delta.finished:
+            self._service.waiting.discard(submit.request_id)
+        if delta.token_ids:
+            record.output_tokens += len(delta.token_ids)
+            record.first_token = record.first_token or time.monotonic()
+        ending = delta.finished
+        if ending is not None:
+            record.paths[place * submit.params.n + delta.index] = delta.paths
+            if ending.reason == "error":
+                raise ApiError(500, f"A step failed: {ending.message}", code="engine_error")
+            record.finishes.append(ending.reason)
+        return delta
+
+    async def _close(self, error: BaseException | None) -> None:
+        """Leave nothing behind: what runs is aborted, the record ends."""
+        for stream in self._streams:
+            await stream.aclose()
+        service, record = self._service, self.record
+        service.waiting.difference_update(service.in_flight.pop(record.id))
+        record.prompt_tokens = self.prompt_tokens
+        record.cached_tokens = self.cached_tokens
+        record.ended = time.monotonic()
+        if isinstance(error, Exception):
+            record.failed()
+        elif len(record.finishes) < sum(submit.params.n for submit in self._submits):
+            record.finishes.append("disconnect")
+        service.end(record)
+
+
+@contextmanager
+def _as_api_errors(place: int | None = None) -> Iterator[None]:
+    """Around calls of the engine: its errors become answers, of several prompts with the place."""
+    try:
+        yield
+    except HeadraceError as error:
+        answer = from_headrace(error)
+        if place is not None:
+            detail = answer.body.error
+            detail.message = f"Prompt {place}: {detail.message}"
+        raise answer from error
+
+
+def _check_size(service: Service, submits: Sequence[Submit]) -> None:
+    asked, most = sum(submit.params.n for submit in submits), service.config.max_prompts
+    if asked > most:
+        raise invalid(
+            f"The request asks for {asked} continuations; at most {most} go together", "n"
+        )
+
+
+async def _accepted(streams: Sequence[Deltas]) -> list[Delta]:
+    """The first delta of each; the first failure ends the others and is raised."""
+
+    async def first(place: int | None, stream: Deltas) -> Delta:
+        with _as_api_errors(place):
+            return await anext(stream)
+
+    if len(streams) == 1:
+        return [await first(None, streams[0])]
+    tasks = [asyncio.create_task(first(*each)) for each in enumerate(streams)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _merged(streams: Sequence[Deltas]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """The deltas of several streams. Their readers wait for ours, so that what piles up piles up
+    in the engine's client, which joins it."""
+    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
+
+    async def read(place: int, stream: Deltas) -> None:
+        try:
+            async for delta in stream:
+                await queue.put((place, delta))
+            await queue.put((place, None))
+        except HeadraceError as error:
+            await queue.put((place, error))
+
+    tasks = [asyncio.create_task(read(*each)) for each in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            place, news = await queue.get()
+            if isinstance(news, BaseException):
+                raise news
+            if news is None:
+                left -= 1
+            else:
+                yield place, news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

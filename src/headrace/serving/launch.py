@@ -1,0 +1,215 @@
+"""`headrace serve`: socket, engine, HTTP, signals, and the way out.
+
+The port is bound first, so that a taken one shows before a model loads. HTTP answers from then on:
+503 while the model loads. The first SIGTERM or SIGINT lets requests end for `drain_seconds`; the
+second ends everything at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from headrace.base.errors import ConfigError
+from headrace.base.log import get_logger
+from headrace.config.engine_config import EngineConfig
+from headrace.engine.client import EngineClient
+from headrace.serving.app import make_app
+from headrace.serving.prompts import load_tokenizer
+from headrace.serving.records import log_record
+from headrace.serving.server_config import ServerConfig
+from headrace.serving.service import Service
+
+log = get_logger(__name__)
+
+OK, ENGINE_DIED = 0, 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
+_BACKLOG = 2048
+
+
+def serve(asked: EngineConfig, config: ServerConfig) -> int:
+    """Serve until a signal comes or the engine is dead for good.
+
+    Returns:
+        0 after a signal and a drain, 1 after the engine's death, 128 + n after a second signal n.
+
+    Raises:
+        HeadraceError: the address cannot be had, or the model cannot be served.
+    """
+    listening = bind(config)
+    with contextlib.closing(listening), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(Server(asked, config, listening).run())
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket that listens on the address that was asked.
+
+    Raises:
+        ConfigError: the port is taken, or this machine has no such address.
+    """
+    place = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"host is {config.host!r}", why=str(error), remedy="Name an address of this machine"
+        ) from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"Cannot listen on {place}",
+            why=error.strerror or str(error),
+            remedy="Name another --port (0: one that is free) or --host",
+        ) from error
+    return listening
+
+
+class Server:
+    """One run of the server, from the start of the engine to the end of both."""
+
+    def __init__(self, asked: EngineConfig, config: ServerConfig, listening: socket.socket) -> None:
+        self._config, self._listening = config, listening
+        self.service = Service(config=config, asked=asked)
+        if config.log_requests:
+            self.service.observers.append(log_record)
+        self._http = _Http(_uvicorn_config(self.service))
+        self._signals = 0
+        self._status = OK
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for each in _SIGNALS:
+            loop.add_signal_handler(each, self._stop, each)
+        serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
+        living = asyncio.create_task(self._live())
+        try:
+            await asyncio.wait([serving, living], return_when=asyncio.FIRST_COMPLETED)
+            if living.done() and living.exception() is None and not self._signals:
+                self._status = ENGINE_DIED
+            self._http.should_exit = True
+            await serving
+            return self._status
+        finally:
+            if self._draining is not None:
+                self._draining.cancel()
+            await self._end_engine(living)
+            for each in _SIGNALS:
+                loop.remove_signal_handler(each)
+
+    async def _live(self) -> None:
+        """Start the engine and wait until it is dead for good.
+
+        Raises:
+            HeadraceError: it cannot be started.
+        """
+        service, config = self.service, self._config
+        asked = service.asked
+        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, asked))
+        restart = config.on_engine_death == "restart"
+        engine = await EngineClient.start(asked, restart=restart)
+        service.tokenizer = await loading
+        service.engine = engine
+        self._tell_ready()
+        reason = await engine.wait_dead()
+        if not self._signals:
+            log.error("The engine is dead: %s", reason)
+
+    async def _end_engine(self, living: "asyncio.Task[None]") -> None:
+        """Let nothing of the engine outlive the server; a start that failed is raised."""
+        engine = self.service.engine
+        if engine is not None:
+            await engine.stop(0.0)
+        if not living.done():
+            living.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await living
+
+    def _tell_ready(self) -> None:
+        host, port = self._listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if self._config.ssl_certfile is None else "https"
+        info = self.service.info
+        log.info("%s", info.sampling_defaults)
+        log.info(
+            "%s on %s, ready after %.1f s: %s://%s:%d/v1",
+            self.service.model_names[0],
+            info.summary,
+            info.start_seconds,
+            scheme,
+            shown,
+            port,
+        )
+
+    # ---- the end
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self.service.is_draining = True
+        self._http.should_exit = True
+        if self._signals == 1:
+            count = len(self.service.in_flight)
+            log.info("Stopping: %d requests may end within %d s", count, self._config.drain_seconds)
+            self._draining = asyncio.create_task(self._abort_late_ones())
+            return
+        log.warning("Stopping at once")
+        self._status = 128 + number
+        self._http.force_exit = True
+
+    async def _abort_late_ones(self) -> None:
+        await asyncio.sleep(self._config.drain_seconds)
+        service = self.service
+        late = [each for ids in service.in_flight.values() for each in ids]
+        if late and service.engine is not None:
+            log.warning("Stopping: %d requests are aborted", len(service.in_flight))
+            await service.engine.abort(late)
+
+
+class _Http(uvicorn.Server):
+    """Without signal handlers: they belong to `Server`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(service: Service) -> uvicorn.Config:
+    config = service.config
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(config, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{name} is {path!r}", why="there is no such file")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    try:
+        made = uvicorn.Config(
+            make_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            timeout_graceful_shutdown=config.drain_seconds + _GRACE_SECONDS,
+            lifespan="off",
+        )
+        made.load()
+    except OSError as error:
+        raise ConfigError("The certificate cannot be used", why=str(error)) from error
+    return made
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed."""
+    return uvicorn.Config(app="").get_loop_factory()

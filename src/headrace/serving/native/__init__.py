@@ -1,0 +1,1 @@
+"""SGLang's native form of a request, for clients that speak it."""

@@ -1,0 +1,188 @@
+"""From a native request to what runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from headrace.base.errors import RequestError
+from headrace.request.messages import Submit
+from headrace.request.sampling_params import SamplingParams
+from headrace.serving.errors import ApiError, invalid
+from headrace.serving.native.generate_request import GenerateRequest
+from headrace.serving.openai.completion_request import Prompt, listed_prompts
+from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
+from headrace.serving.openai.sampling_fields import token_biases
+from headrace.serving.prompts import encode
+from headrace.serving.service import Service
+
+DEFAULT_MAX_TOKENS = 128  # SGLang's
+_LONGEST_RID = 128
+
+# SGLang's names of sampling options -> ours.
+_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+_KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {"logprobs", "prompt_logprobs"}
+_WITHOUT_EFFECT = ("spaces_between_special_tokens",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsAsked:
+    """Logprobs of one prompt. `start` is its first token to be told of; `None`: outputs only."""
+
+    start: int | None
+    top: int
+    ids: tuple[int, ...]
+    with_text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratePlan:
+    """What runs for one request; lists have an entry per prompt.
+
+    Attributes:
+        rids: ids that the replies carry. logprobs: `None` where none are shown.
+        is_batch: the reply is a list.
+    """
+
+    name: str
+    submits: tuple[Submit, ...]
+    rids: tuple[str, ...]
+    logprobs: tuple[LogprobsAsked | None, ...]
+    is_batch: bool
+
+
+async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> GeneratePlan:
+    """Raises `ApiError` or `RequestError` for what this server or model cannot do.
+
+    Args:
+        fresh: an id that nothing else has.
+    """
+    check_extra_fields(body, service.unknown_fields)
+    prompts, is_batch = _prompts(body)
+    count = len(prompts)
+    if count > service.config.max_prompts:
+        raise invalid(f"{count} prompts are more than {service.config.max_prompts}", "input_ids")
+    rids = _rids(body, count, fresh)
+    submits, logprobs = [], []
+    for place, prompt in enumerate(prompts):
+        try:
+            asked = _logprobs(body, place, count, service.config.max_logprobs)
+            params = _params(_of(body.sampling_params, place, count, "sampling_params"), service)
+            params = _with_logprobs(params, asked)
+            ids = (
+                await encode(service, prompt, add_special_tokens=True)
+                if isinstance(prompt, str)
+                else prompt
+            )
+        except RequestError as error:
+            raise ApiError(400, f"Prompt {place}: {error}" if is_batch else str(error)) from error
+        logprobs.append(asked)
+        submits.append(
+            Submit(
+                request_id=rids[place],
+                prompt_token_ids=ids,
+                params=params,
+                prompt_text=prompt if isinstance(prompt, str) else None,
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                priority=body.priority or 0,
+            )
+        )
+    return GeneratePlan(
+        name=rids[0] if count == 1 else fresh,
+        submits=tuple(submits),
+        rids=tuple(rids),
+        logprobs=tuple(logprobs),
+        is_batch=is_batch,
+    )
+
+
+def _prompts(body: GenerateRequest) -> tuple[list[Prompt], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise invalid("Send text or input_ids, one of them", "text")
+    field, value = "text", body.text
+    if value is None:
+        field, value = "input_ids", body.input_ids
+        parts = value if isinstance(value, list) else [""]
+        if isinstance(value, str) or any(isinstance(part, str) for part in parts):
+            raise invalid("input_ids is a list of token ids, or a list of such lists", field)
+    try:
+        prompts = listed_prompts(value)
+    except ValueError as error:
+        raise invalid(f"{field} {error}", field) from None
+    return prompts, isinstance(value, list) and not isinstance(value[0], int)
+
+
+def _rids(body: GenerateRequest, count: int, fresh: str) -> list[str]:
+    given = body.rid
+    if given is None:
+        return [fresh] if count == 1 else [f"{fresh}/{place}" for place in range(count)]
+    rids = [given] if isinstance(given, str) else given
+    if isinstance(given, str) and count > 1:
+        rids = [f"{given}/{place}" for place in range(count)]
+    if len(rids) != count or len(set(rids)) != count:
+        raise invalid(f"rid needs {count} different texts, one per prompt", "rid")
+    if any(not 0 < len(rid) <= _LONGEST_RID for rid in rids):
+        raise invalid(f"rid is a text of 1 to {_LONGEST_RID} characters", "rid")
+    return rids
+
+
+def _of(value: Any, place: int, count: int, name: str) -> Any:
+    """The part of a field that is about one prompt; what is no list is about all."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != count:
+        raise invalid(f"{name} has {len(value)} entries for {count} prompts", name)
+    return value[place]
+
+
+def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams:
+    asked: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        ours = _NAMES.get(name, name)
+        if name in _WITHOUT_EFFECT or value is None:
+            continue
+        if name in REFUSED:
+            if value not in (False, [], {}, ""):
+                raise invalid(f"{name} is not supported: {REFUSED[name]}", name)
+        elif ours not in _KNOWN:
+            raise invalid(f"sampling_params holds {name[:80]!r}, which is not known", name[:80])
+        elif ours == "logit_bias" and isinstance(value, dict):
+            asked[ours] = token_biases(value)
+        else:
+            asked[ours] = value
+    return replace(service.info.default_params, **asked)
+
+
+def _logprobs(body: GenerateRequest, place: int, count: int, most: int) -> LogprobsAsked | None:
+    if not _of(body.return_logprob, place, count, "return_logprob"):
+        return None
+    start = _of(body.logprob_start_len, place, count, "logprob_start_len")
+    top = _of(body.top_logprobs_num, place, count, "top_logprobs_num") or 0
+    if not 0 <= top <= most:
+        raise invalid(f"top_logprobs_num is {top}. Allowed: 0 to {most}", "top_logprobs_num")
+    if start is not None and start < -1:
+        raise invalid(f"logprob_start_len is {start}. Allowed: -1 and up", "logprob_start_len")
+    ids = body.token_ids_logprob or []
+    if ids and isinstance(ids[0], list):
+        ids = _of(ids, place, count, "token_ids_logprob")
+    return LogprobsAsked(
+        start=None if start in (None, -1) else start,
+        top=top,
+        ids=tuple(ids),
+        with_text=body.return_text_in_logprobs,
+    )
+
+
+def _with_logprobs(params: SamplingParams, asked: LogprobsAsked | None) -> SamplingParams:
+    if asked is None:
+        return params
+    return replace(
+        params,
+        logprobs=asked.top,
+        prompt_logprobs=None if asked.start is None else asked.top,
+        logprob_token_ids=asked.ids or params.logprob_token_ids,
+    )

@@ -1,0 +1,32 @@
+"""The body of /v1/chat/completions."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.serving.openai.sampling_fields import SamplingFields
+
+
+class Message(BaseModel):
+    """One message; what else it brings (name, tool_calls, ...) goes to the chat template."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str = Field(min_length=1, max_length=64)
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatRequest(SamplingFields):
+    """Answer a conversation."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None

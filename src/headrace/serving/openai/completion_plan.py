@@ -1,0 +1,107 @@
+"""From a completion request to what runs."""
+
+from dataclasses import dataclass, replace
+
+from headrace.base.errors import RequestError
+from headrace.request.messages import Submit
+from headrace.serving.errors import ApiError, invalid
+from headrace.serving.openai.completion_request import CompletionRequest, Prompt
+from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.openai.sampling_fields import sampling_params
+from headrace.serving.prompts import decode, encode
+from headrace.serving.service import Service
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionPlan:
+    """What runs for one request.
+
+    Attributes:
+        submits: one per prompt. echoes: text of each prompt when it is to be shown, else "".
+        shown: choices per prompt in the reply; less than `params.n` when the best are picked.
+        top_logprobs: `None`: no logprobs are shown.
+        drops_output: only the prompt is wanted (echo with max_tokens 0); a token is made since
+            nothing runs without, and not shown.
+    """
+
+    submits: tuple[Submit, ...]
+    echoes: tuple[str, ...]
+    shown: int
+    top_logprobs: int | None
+    drops_output: bool
+
+
+async def plan_completion(service: Service, body: CompletionRequest, name: str) -> CompletionPlan:
+    """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
+    check_extra_fields(body, service.unknown_fields)
+    shown, made = body.n or 1, body.best_of or body.n or 1
+    _check_best_of(body, shown, made)
+    drops_output = body.max_tokens == 0
+    if drops_output and not body.echo:
+        raise invalid("max_tokens is 0. Allowed: at least 1, or 0 with echo", "max_tokens")
+    params = sampling_params(
+        body,
+        service.info.default_params,
+        logprobs=body.logprobs,
+        max_tokens=1 if drops_output else body.max_tokens,
+        most_logprobs=service.config.max_logprobs,
+    )
+    if made > shown:
+        params = replace(params, n=made, logprobs=params.logprobs or 0)
+    if body.echo and body.logprobs is not None:
+        params = replace(params, prompt_logprobs=max(body.logprobs, params.prompt_logprobs or 0))
+    prompts: list[Prompt] = body.prompt
+    if len(prompts) * made > service.config.max_prompts:
+        raise invalid(
+            f"{len(prompts)} prompts with {made} continuations each are more than "
+            f"{service.config.max_prompts}",
+            "prompt",
+        )
+    special = body.add_special_tokens is not False
+    submits, echoes = [], []
+    for place, prompt in enumerate(prompts):
+        try:
+            ids = (
+                await encode(service, prompt, add_special_tokens=special)
+                if isinstance(prompt, str)
+                else prompt
+            )
+            echoes.append(await _echo(service, prompt) if body.echo else "")
+        except RequestError as error:
+            told = str(error) if len(prompts) == 1 else f"Prompt {place}: {error}"
+            raise ApiError(400, told, param="prompt") from error
+        submits.append(
+            Submit(
+                request_id=name if len(prompts) == 1 else f"{name}/{place}",
+                prompt_token_ids=ids,
+                params=params,
+                prompt_text=prompt if isinstance(prompt, str) else None,
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+            )
+        )
+    return CompletionPlan(
+        submits=tuple(submits),
+        echoes=tuple(echoes),
+        shown=shown,
+        top_logprobs=body.logprobs,
+        drops_output=drops_output,
+    )
+
+
+async def _echo(service: Service, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if service.tokenizer is None:
+        return ""
+    return await decode(service, prompt, skip_special_tokens=False)
+
+
+def _check_best_of(body: CompletionRequest, shown: int, made: int) -> None:
+    if made < shown:
+        raise invalid(f"best_of is {made}, less than n, which is {shown}", "best_of")
+    if made > shown and body.stream:
+        raise invalid("best_of above n cannot be streamed", "best_of")

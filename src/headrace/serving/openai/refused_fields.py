@@ -1,0 +1,105 @@
+"""Fields that clients send and this server has no code for: refused, never ignored in silence.
+
+Three kinds: what would change the answer is refused with the reason; what cannot change it is
+taken and has no effect; what nobody here has heard of is taken too, as OpenAI's clients expect of
+compatible servers, with a warning in the log.
+"""
+
+from pydantic import BaseModel
+
+from headrace.base.log import get_logger
+from headrace.base.shown import shown
+from headrace.serving.errors import invalid
+
+log = get_logger(__name__)
+
+_NOT_HERE = "this version does not have it"
+_TEXT_ONLY = "this model reads and writes text only"
+
+REFUSED = {
+    "audio": _TEXT_ONLY,
+    "bootstrap_host": _NOT_HERE,
+    "bootstrap_room": _NOT_HERE,
+    "chat_template": "templates of requests are not run; the operator names one with the model",
+    "custom_logit_processor": "code of requests is not run",
+    "custom_params": "code of requests is not run",
+    "documents": "pass them as chat_template_kwargs",
+    "ebnf": _NOT_HERE,
+    "function_call": "functions became tools; this version does not have tool calls",
+    "functions": "functions became tools; this version does not have tool calls",
+    "guided_choice": _NOT_HERE,
+    "guided_grammar": _NOT_HERE,
+    "guided_json": _NOT_HERE,
+    "guided_regex": _NOT_HERE,
+    "image_data": _TEXT_ONLY,
+    "input_embeds": _NOT_HERE,
+    "json_schema": _NOT_HERE,
+    "length_penalty": "it belongs to beam search, which this version does not have",
+    "lora_path": _NOT_HERE,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "modalities": _TEXT_ONLY,
+    "prediction": _NOT_HERE,
+    "prompt_embeds": _NOT_HERE,
+    "reasoning_effort": "pass what the template knows as chat_template_kwargs",
+    "regex": _NOT_HERE,
+    "repetition_detection": _NOT_HERE,
+    "response_format": "this version makes plain text only",
+    "return_hidden_states": _NOT_HERE,
+    "session_id": _NOT_HERE,
+    "session_params": _NOT_HERE,
+    "stop_regex": "use stop or stop_token_ids",
+    "stream_interval": "every step is sent as it comes",
+    "structural_tag": _NOT_HERE,
+    "structured_outputs": _NOT_HERE,
+    "suffix": "models here continue text and do not fill in",
+    "thinking_token_budget": _NOT_HERE,
+    "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
+    "use_beam_search": _NOT_HERE,
+    "verbosity": _NOT_HERE,
+    "video_data": _TEXT_ONLY,
+    "web_search_options": _NOT_HERE,
+}
+# Values with which a refused field asks for nothing.
+NEUTRAL = {
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "stream_interval": (1,),
+    "length_penalty": (1, 1.0),
+}
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "spaces_between_special_tokens",
+        "store",
+        "user",
+        "weight_version",
+    }
+)
+
+
+def check_extra_fields(body: BaseModel, seen: set[str]) -> None:
+    """Refuse or warn of the fields that the request model does not have.
+
+    Args:
+        seen: unknown names that were warned about already; grows, up to a bound.
+
+    Raises:
+        ApiError: 400 for a field that would change the answer.
+    """
+    for name, value in (body.model_extra or {}).items():
+        if name in WITHOUT_EFFECT:
+            continue
+        if name not in REFUSED:
+            if name not in seen and len(seen) < 1000:
+                seen.add(name)
+                log.warning(
+                    "A request brings the unknown field %s, which has no effect", shown(name)
+                )
+            continue
+        asks_nothing = value is None or value is False or value in ([], {}, "")
+        if not asks_nothing and value not in NEUTRAL.get(name, ()):
+            raise invalid(f"{name} is not supported: {REFUSED[name]}", name)

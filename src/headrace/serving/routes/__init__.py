@@ -1,0 +1,32 @@
+"""One small file per route or pair of routes; `ROUTERS` is what the app takes in."""
+
+from headrace.serving.routes import (
+    abort,
+    cache,
+    chat,
+    completions,
+    explain,
+    generate,
+    health,
+    information,
+    models,
+    profile,
+    tokenize,
+)
+
+ROUTERS = tuple(
+    module.router
+    for module in (
+        health,
+        models,
+        completions,
+        chat,
+        generate,
+        tokenize,
+        information,
+        explain,
+        abort,
+        cache,
+        profile,
+    )
+)
