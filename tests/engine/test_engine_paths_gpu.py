@@ -70,7 +70,7 @@ def steps_by_path(engine: Engine) -> dict[str, int]:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 17])
 def test_decode_graph_equals_eager(folder: Path, params: SamplingParams, count: int) -> None:
     batch = prompts(count, seed=count)
-    eager = cuda_engine(folder, decode_graph="off", enable_overlap=False)
+    eager = cuda_engine(folder, decode_graph="off", prefill_graph="off", enable_overlap=False)
     comparison = Comparison(run_all(eager, batch, [params] * count), tolerance=1e-3)
     assert set(steps_by_path(eager)) == {"eager"}
     graph = cuda_engine(folder, decode_graph=(1, 2, 4, 8, 24), max_running_requests=24)
@@ -82,7 +82,7 @@ def test_decode_graph_equals_eager(folder: Path, params: SamplingParams, count: 
 def test_arrivals_aborts_and_stops_while_graphs_run(folder: Path) -> None:
     batch = prompts(12, seed=3)
     params = [GREEDY if index % 2 else FILTERED for index in range(12)]
-    eager = cuda_engine(folder, decode_graph="off", enable_overlap=False)
+    eager = cuda_engine(folder, decode_graph="off", prefill_graph="off", enable_overlap=False)
     comparison = Comparison(run_alone(eager, batch, params), tolerance=1e-3)
     engine = cuda_engine(folder, chunked_prefill_size=32)
     handles = []
