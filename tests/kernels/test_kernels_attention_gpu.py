@@ -97,7 +97,7 @@ def test_extend(case):
 @pytest.mark.parametrize(("dim", "page"), [(64, 64), (128, 64), (128, 128)])
 @pytest.mark.parametrize("heads", [(6, 2), (32, 8)])
 def test_extend_by_whole_blocks(heads, dim, page, traits):
-    """Blocks by descriptors, of both layouts of a pool, and nothing left of an uninitialised out."""
+    """Blocks by descriptors, of both layouts of a pool, into an uninitialised output."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
     shape = {"heads": heads, "dim": dim, "page": page, "dtype": torch.bfloat16}

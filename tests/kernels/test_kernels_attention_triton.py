@@ -17,6 +17,7 @@ from headrace.kernels.decode_splits import DecodeScratch
 triton = pytest.importorskip("triton", reason="the kernels need the triton package")
 decode_kernels = pytest.importorskip("headrace.kernels.decode_attention_triton")
 extend_kernels = pytest.importorskip("headrace.kernels.extend_attention_triton")
+whole_blocks = pytest.importorskip("headrace.kernels.whole_blocks_triton")
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {FLOAT: 1e-5, BRAIN: 2e-2, HALF: 2e-3}
@@ -187,7 +188,7 @@ def test_whole_blocks_by_descriptors(case, heads_first):
         rows=32, block_bytes=16 * 1024, warps=4, stages=3, by_block=True
     )
     caches = batch.k_cache, batch.v_cache
-    assert all(extend_kernels.takes_blocks(cache, 16) for cache in caches)
+    assert all(whole_blocks.takes_blocks(cache, 16) for cache in caches)
     lse, twin_lse = sums(batch), sums(batch)
     out = extend(batch, lse=lse, tile=tile)
     assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
@@ -196,10 +197,10 @@ def test_whole_blocks_by_descriptors(case, heads_first):
 def test_blocks_that_are_no_rectangles_come_row_by_row():
     """A block over several pages, a head size that is no power of two, rows at odd addresses."""
     pool = torch.zeros(4, 64, 2, 64)
-    assert extend_kernels.takes_blocks(pool, 64)
-    assert not extend_kernels.takes_blocks(pool, 128)
-    assert not extend_kernels.takes_blocks(torch.zeros(4, 64, 2, 80), 64)
-    assert not extend_kernels.takes_blocks(
+    assert whole_blocks.takes_blocks(pool, 64)
+    assert not whole_blocks.takes_blocks(pool, 128)
+    assert not whole_blocks.takes_blocks(torch.zeros(4, 64, 2, 80), 64)
+    assert not whole_blocks.takes_blocks(
         torch.zeros(4, 64, 131)[..., :128].unflatten(2, (2, 64)), 64
     )
     case = Case(seq_lens=(70,), extend_lens=(20,), dim=80, page=16)

@@ -16,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_math_triton import (
     LN_2,
@@ -32,6 +31,7 @@ from headrace.kernels.attention_math_triton import (
     padded,
 )
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
+from headrace.kernels.whole_blocks_triton import load_block, slots_of, takes_blocks
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory of a block
 WHOLE_BLOCK = 64  # keys that a descriptor brings at once
@@ -158,8 +158,8 @@ def paged_extend(
         out,
         lse,
         covered,
-        _slots_of(k_cache, block) if descriptors else None,
-        _slots_of(v_cache, block) if descriptors else None,
+        slots_of(k_cache, block) if descriptors else None,
+        slots_of(v_cache, block) if descriptors else None,
         scale,
         soft_cap,
         window,
@@ -182,38 +182,6 @@ def paged_extend(
         **launch_options(pdl),
     )
     return out
-
-
-def takes_blocks(cache: Tensor, block: int) -> bool:
-    """Whether a block of keys of one head is a rectangle in memory, as a descriptor needs it."""
-    page_stride, slot_stride, head_stride, _ = cache.stride()
-    rows = page_stride % slot_stride == 0 and (
-        head_stride < slot_stride or head_stride % slot_stride == 0
-    )
-    aligned = slot_stride * cache.element_size() % 16 == 0 and cache.data_ptr() % 16 == 0
-    page, _, dim = cache.shape[1:]
-    return rows and aligned and page % block == 0 and padded(dim) == dim
-
-
-def _slots_of(cache: Tensor, block: int) -> TensorDescriptor:
-    """The pool [P, page, K, D] of any strides as a matrix whose rows are a slot stride long."""
-    page_stride, slot_stride, head_stride, _ = cache.stride()
-    pages, _, heads, dim = cache.shape
-    side_by_side = head_stride < slot_stride
-    width = (heads - 1) * head_stride + dim if side_by_side else dim
-    shape = [pages * (page_stride // slot_stride), width]
-    return TensorDescriptor(cache, shape, [slot_stride, 1], [block, dim])
-
-
-@triton.jit
-def _load_block(slots, page, place, kv_head, STRIDES: tl.constexpr):
-    """[BLOCK, D] keys or values of one head from `place` of a page on; see `_slots_of`."""
-    row = page * (STRIDES[0] // STRIDES[1]) + place
-    if STRIDES[2] < STRIDES[1]:
-        block = slots.load([row, kv_head * STRIDES[2]])
-    else:
-        block = slots.load([row + kv_head * (STRIDES[2] // STRIDES[1]), 0])
-    return block
 
 
 @triton.jit
@@ -254,6 +222,7 @@ def _visit(
     value_slots,
     kv_head,
     table,
+    page,
     scale,
     soft_cap,
     window,
@@ -275,10 +244,7 @@ def _visit(
 
     Unless MASKED every query of the tile sees every key of them.
     """
-    # A block by a descriptor lies in one page; the next one's page is looked up meanwhile.
-    page = 0
-    if key_slots is not None:
-        page = tl.load(table + start // PAGE, mask=start < end, other=0)
+    # A block by a descriptor lies in one page, at first `page`; the next is looked up meanwhile.
     for block in tl.range(start, end, BLOCK, num_stages=2 if MASKED else STAGES):
         position = block + tl.arange(0, BLOCK)
         live = tl.full([BLOCK], True, tl.int1)
@@ -291,8 +257,8 @@ def _visit(
                 vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
             )
         else:
-            k = _load_block(key_slots, page, block % PAGE, kv_head, K_STRIDES)
-            v = _load_block(value_slots, page, block % PAGE, kv_head, V_STRIDES)
+            k = load_block(key_slots, page, block % PAGE, kv_head, K_STRIDES)
+            v = load_block(value_slots, page, block % PAGE, kv_head, V_STRIDES)
             page = tl.load(table + (block + BLOCK) // PAGE, mask=block + BLOCK < end, other=0)
             if MASKED:
                 v = tl.where(live[:, None], v, 0.0)  # 0 times NaN would be NaN
@@ -359,6 +325,7 @@ def _extend_kernel(
     wait(PDL)  # lengths and page table are of this step too
     begins = tile * QUERIES
     queries, start = tl.load(extend_lens + sequence), tl.load(extend_start + sequence)
+    prefix = tl.load(prefix_lens + sequence)
     places = queries  # for queries, whether they exist or not
     if covered is not None:
         end = covered
@@ -367,7 +334,6 @@ def _extend_kernel(
         places = end - start
     if begins >= places:
         return
-    prefix = tl.load(prefix_lens + sequence)
     last = tl.minimum(begins + QUERIES, queries)  # one past the tile's last query
 
     member = tl.arange(0, ROWS)
@@ -396,23 +362,30 @@ def _extend_kernel(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    # All pages that loops begin with are looked up here, so that none of them waits.
+    edge = first // BLOCK * BLOCK
+    edge_page, whole_page, partial_page = 0, 0, 0
+    if key_slots is not None:
+        if window is not None:
+            edge_page = tl.load(table + edge // PAGE, mask=edge < whole, other=0)
+        whole_page = tl.load(table + whole // PAGE, mask=whole < partial, other=0)
+        partial_page = tl.load(table + partial // PAGE, mask=partial < stop, other=0)
     if window is not None:
-        edge = first // BLOCK * BLOCK
         top, total, values = _visit(
             edge, whole, first, stop, query, place, keys, vals,
-            key_slots, value_slots, kv_head, table, scale, soft_cap, window,
+            key_slots, value_slots, kv_head, table, edge_page, scale, soft_cap, window,
             top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
             K_STRIDES, V_STRIDES, STAGES,
         )  # fmt: skip
     top, total, values = _visit(
         whole, partial, first, stop, query, place, keys, vals,
-        key_slots, value_slots, kv_head, table, scale, soft_cap, window,
+        key_slots, value_slots, kv_head, table, whole_page, scale, soft_cap, window,
         top, total, values, False, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
         K_STRIDES, V_STRIDES, STAGES,
     )  # fmt: skip
     top, total, values = _visit(
         partial, stop, first, stop, query, place, keys, vals,
-        key_slots, value_slots, kv_head, table, scale, soft_cap, window,
+        key_slots, value_slots, kv_head, table, partial_page, scale, soft_cap, window,
         top, total, values, True, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
         K_STRIDES, V_STRIDES, STAGES,
     )  # fmt: skip
