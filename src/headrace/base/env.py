@@ -4,7 +4,7 @@ Unknown names with our prefix are reported by `unknown_variables`, so that a typ
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +76,24 @@ def log_level() -> str:
     return level
 
 
-def unknown_variables() -> list[str]:
-    """Names in the environment that carry our prefix and mean nothing to us."""
-    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES)
+def options(names: Iterable[str]) -> dict[str, str]:
+    """Options that are set in the environment, as HEADRACE_ and their name in capitals."""
+    return {name: value for name in names if (value := os.environ.get(variable_of(name)))}
+
+
+def variable_of(option: str) -> str:
+    """HEADRACE_MAX_MODEL_LEN for max_model_len"""
+    return PREFIX + option.upper()
+
+
+def unknown_variables(options: Iterable[str] = ()) -> list[str]:
+    """Names in the environment that carry our prefix and mean nothing to us.
+
+    Args:
+        options: names of options that a program reads from the environment.
+    """
+    known = {*VARIABLES, *map(variable_of, options)}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
 from headrace.cli.parser import Parser
 from headrace.cli.sampling_flags import NOT_IN_CHAT, add_sampling_flags
+from headrace.cli.serve_flags import OPTIONS, add_serve_flags, with_settings
 from headrace.config.hardware import ASSUMED_HARDWARE
 from headrace.version import __version__
 
@@ -37,6 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return 0
+    if given[0] == "serve":
+        try:
+            given[1:] = with_settings(given[1:])
+        except HeadraceError as error:
+            print(f"headrace: error: {error}", file=sys.stderr)
+            return ERROR
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
         parsed.parser.error(f"unknown: {' '.join(unknown)}")
@@ -92,6 +99,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _serve(verbs)
     _generate(verbs)
     _chat(verbs)
     _explain(verbs)
@@ -108,10 +116,16 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def _verb(verbs: Verbs, name: str, meaning: str, place: str) -> Parser:
-    parser: Parser = verbs.add_parser(name, help=meaning, description=meaning)
+    parser: Parser = verbs.add_parser(name, help=meaning, description=meaning, searches=True)
     module, function = place.split(":")
     parser.set_defaults(module=module, function=function, parser=parser)
     return parser
+
+
+def _serve(verbs: Verbs) -> None:
+    parser = _verb(verbs, "serve", "serve a model over OpenAI's API", "serve:run")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, short name or hub id")
+    add_serve_flags(parser)
 
 
 def _generate(verbs: Verbs) -> None:
@@ -282,9 +296,13 @@ def _model(parser: Parser) -> None:
 
 
 def _warn_of_unknown_variables() -> None:
-    for name in env.unknown_variables():
+    for name in env.unknown_variables(OPTIONS):
         known = ", ".join(env.VARIABLES)
-        print(f"headrace: warning: {name} means nothing here; known: {known}", file=sys.stderr)
+        print(
+            f"headrace: warning: {name} means nothing here; known: {known}, and each option of "
+            "headrace serve",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,28 @@
+"""`headrace serve MODEL`: the HTTP server."""
+
+import argparse
+
+from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.base.log import log_to_stderr
+from headrace.cli.engine_flags import engine_config
+from headrace.cli.serve_flags import server_config
+
+INSTALL = "pip install 'headrace[server]'"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0 after SIGTERM or ctrl-c and a drain, 1 when the engine died, 128 + n after a second
+    signal n."""
+    if arguments.model is None:
+        raise ConfigError("No model is named", remedy="Give a path, a short name or a hub id")
+    asked, config = engine_config(arguments), server_config(arguments)
+    log_to_stderr(config.log_level)
+    try:
+        from headrace.serving.launch import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
+        raise UnsupportedError(
+            f"headrace serve needs the package {error.name}", remedy=f"Run {INSTALL}"
+        ) from error
+    return serve(asked, config)

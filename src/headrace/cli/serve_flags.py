@@ -1,0 +1,249 @@
+"""Flags of `headrace serve`: those of engine and server, and the names that SGLang and vLLM have.
+
+A flag may also come from a YAML file (`--config FILE`) or from the environment (`HEADRACE_` and
+the name of the option). All three become one command line, which is read once: the file first,
+then the environment, then what was typed, so that the last one wins.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from headrace.base import env
+from headrace.base.errors import ConfigError
+from headrace.cli.flags import add_field_flags, given_fields
+from headrace.config.engine_config import EngineConfig
+from headrace.serving.server_config import ServerConfig
+
+# Their name -> ours. A value of the flag stays where it is.
+ALIASES = {
+    "--chunked-prefill-tokens": "--chunked-prefill-size",
+    "--context-length": "--max-model-len",
+    "--cuda-graph-bs": "--decode-graph",
+    "--gpu-memory-utilization": "--mem-fraction",
+    "--kv-cache-type": "--kv-cache-dtype",
+    "--max-num-batched-tokens": "--chunked-prefill-size",
+    "--max-num-seqs": "--max-running-requests",
+    "--mem-fraction-static": "--mem-fraction",
+    "--random-seed": "--seed",
+    "--enable-log-requests": "--log-requests",
+    "--tokenizer-path": "--tokenizer",
+    "--allowed-origins": "--cors-origins",
+}
+# Their flag without a value -> ours.
+SWITCHES = {
+    "--disable-cuda-graph": ("--decode-graph", "off", "--prefill-graph", "off"),
+    "--disable-overlap-schedule": ("--no-enable-overlap",),
+    "--disable-radix-cache": ("--no-enable-prefix-cache",),
+    "--enable-deterministic-inference": ("--deterministic",),
+    "--enable-prefix-caching": ("--enable-prefix-cache",),
+    "--enforce-eager": ("--decode-graph", "off", "--prefill-graph", "off"),
+    "--no-enable-prefix-caching": ("--no-enable-prefix-cache",),
+    # What they switch on is always on here.
+    "--enable-cache-report": (),
+    "--enable-metrics": (),
+}
+MODEL_FLAGS = ("--model", "--model-path")
+# Sizes of groups: 1 is what there is.
+ONE_ONLY = (
+    "--data-parallel-size",
+    "--dp-size",
+    "--ep-size",
+    "--nnodes",
+    "--pipeline-parallel-size",
+    "--pp-size",
+    "--tensor-parallel-size",
+    "--tp",
+    "--tp-size",
+)
+CONFIG_FLAG = "--config"
+OPTIONS = tuple(
+    entry.name for described in (EngineConfig, ServerConfig) for entry in fields(described)
+)
+
+_ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_field_flags(
+        parser,
+        ServerConfig,
+        title="server",
+        help_of=_with_aliases(ServerConfig.field_help()),
+    )
+    add_field_flags(
+        parser,
+        EngineConfig,
+        title="engine",
+        help_of=_with_aliases(EngineConfig.field_help()),
+        skip=("model",),
+        note="What has no default, or auto, follows from model and device: headrace explain MODEL.",
+    )
+    parser.add_argument_group("all of these").add_argument(
+        CONFIG_FLAG,
+        metavar="FILE",
+        help="YAML file of options, by the names of the flags; each may also be set as "
+        "HEADRACE_NAME in the environment. What is typed wins over the environment, that over the "
+        "file",
+    )
+
+
+def server_config(arguments: argparse.Namespace) -> ServerConfig:
+    """What was asked on the command line.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return ServerConfig(**given_fields(arguments, ServerConfig))
+
+
+def with_settings(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `serve` with those of file and environment before them, all in our names.
+
+    Raises:
+        ConfigError: the file cannot be read or names an unknown option, or a flag asks for
+            something that is not here.
+    """
+    typed = list(arguments)
+    file = _taken(typed, CONFIG_FLAG)
+    settings: dict[str, Any] = {} if file is None else _from_file(file)
+    settings |= env.options(OPTIONS)
+    typed = _in_our_names(typed)
+    model = settings.pop("model", None)
+    flags = [flag for name, value in settings.items() for flag in _flags(name, value)]
+    has_model = any(_is_model(typed, place) for place in range(len(typed)))
+    if model is not None and not has_model:
+        flags.append(str(model))
+    return [*flags, *typed]
+
+
+def _is_model(typed: Sequence[str], place: int) -> bool:
+    """Whether this argument can only be MODEL: the first one, or one after `--`."""
+    return (place == 0 and not typed[0].startswith("-")) or (place > 0 and typed[place - 1] == "--")
+
+
+def _in_our_names(typed: Sequence[str]) -> list[str]:
+    ours: list[str] = []
+    left = list(typed)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return [*ours, argument, *left]
+        name, equals, value = argument.partition("=")
+        if name in SWITCHES:
+            if equals:
+                raise ConfigError(f"{name} takes no value")
+            ours += SWITCHES[name]
+        elif name in MODEL_FLAGS:
+            ours.insert(0, value if equals else _value_of(name, left))
+        elif name in ONE_ONLY:
+            asked = value if equals else _value_of(name, left)
+            if asked != "1":
+                raise ConfigError(
+                    f"{name} is {asked}",
+                    why="this version runs on one device",
+                    remedy="Leave it out",
+                )
+        else:
+            ours.append(ALIASES.get(name, name) + equals + value)
+    return ours
+
+
+def _value_of(name: str, left: list[str]) -> str:
+    if not left:
+        raise ConfigError(f"{name} needs a value")
+    return left.pop(0)
+
+
+def _taken(typed: list[str], flag: str) -> str | None:
+    """Take a flag with its value out of the arguments; the last one counts."""
+    value = None
+    place = 0
+    while place < len(typed) and typed[place] != "--":
+        name, equals, given = typed[place].partition("=")
+        if name != flag:
+            place += 1
+        elif equals:
+            value = given
+            del typed[place]
+        elif place + 1 < len(typed):
+            value = typed[place + 1]
+            del typed[place : place + 2]
+        else:
+            raise ConfigError(f"{flag} needs a file")
+    return value
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    import yaml  # a dependency of huggingface_hub
+
+    try:
+        read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read", why=str(error)) from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path} holds no options", remedy="Write lines like max_model_len: 4096")
+    settings = {_our_option(str(name)): value for name, value in read.items()}
+    unknown = sorted(set(settings) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"{path} names unknown options: {', '.join(unknown)}",
+            remedy="headrace serve --help shows all, headrace serve --help WORD some",
+        )
+    return settings
+
+
+def _our_option(name: str) -> str:
+    flag = "--" + name.replace("_", "-")
+    if flag in MODEL_FLAGS:
+        return "model"
+    return ALIASES.get(flag, flag).removeprefix("--").replace("-", "_")
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    """The option as it would be typed."""
+    flag = "--" + name.replace("_", "-")
+    is_switch = name in _SWITCH_OPTIONS
+    word = str(value).lower() if is_switch else ""
+    if value is None:
+        return []
+    if is_switch and word in _ON:
+        return [flag]
+    if is_switch and word in _OFF:
+        return [flag.replace("--", "--no-", 1)]
+    if is_switch:
+        raise ConfigError(f"{name} is {value!r}", remedy=f"Allowed: {', '.join((*_ON, *_OFF))}")
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    if isinstance(value, bool):  # YAML reads off and on so, and some options have these as words
+        value = "on" if value else "off"
+    return [f"{flag}={value}"]
+
+
+def _with_aliases(help_of: Mapping[str, str]) -> dict[str, str]:
+    """The sentences, with the other names of each flag, so that a search finds those too."""
+    return {name: sentence + _also(name) for name, sentence in help_of.items()}
+
+
+def _also(name: str) -> str:
+    flag = "--" + name.replace("_", "-")
+    others: Iterable[str] = sorted(other for other, ours in ALIASES.items() if ours == flag)
+    others = [
+        *others,
+        *(o for o, ours in SWITCHES.items() if flag.removeprefix("--") in _bare(ours)),
+    ]
+    return f" [{', '.join(others)}]" if others else ""
+
+
+def _bare(flags: Iterable[str]) -> set[str]:
+    return {flag.removeprefix("--").removeprefix("no-") for flag in flags}
+
+
+def _switch_options() -> frozenset[str]:
+    options = (*fields(EngineConfig), *fields(ServerConfig))
+    return frozenset(entry.name for entry in options if entry.type in (bool, bool | None))
+
+
+_SWITCH_OPTIONS = _switch_options()
