@@ -89,7 +89,7 @@ class LLM:
         for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
             with _naming(index):
                 prepared.append(self.engine.prepare(prompt, each))
-        return self._run(prepared, use_tqdm)
+        return self._run(_with_grammars(prepared), use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -105,7 +105,9 @@ class LLM:
                 remedy="Give several to generate",
             )
         (params,) = self._params(sampling_params, 1)
-        return self._stream(self.engine.prepare(prompt, params))
+        prepared = self.engine.prepare(prompt, params)
+        prepared.wait()
+        return self._stream(prepared)
 
     def chat(
         self,
@@ -131,7 +133,7 @@ class LLM:
         for index, (conversation, each) in enumerate(zip(batch, params, strict=True)):
             with _naming(index):
                 prepared.append(self._prepare_chat(conversation, each, template))
-        return self._run(prepared, use_tqdm)
+        return self._run(_with_grammars(prepared), use_tqdm)
 
     def stream_chat(
         self,
@@ -141,7 +143,9 @@ class LLM:
     ) -> Generator[Piece, None, None]:
         """Answer one conversation, piece by piece; see `stream`."""
         (params,) = self._params(sampling_params, 1)
-        return self._stream(self._prepare_chat(messages, params, template))
+        prepared = self._prepare_chat(messages, params, template)
+        prepared.wait()
+        return self._stream(prepared)
 
     # ---- knowing
 
@@ -291,6 +295,14 @@ class LLM:
                     remedy="Give a SamplingParams",
                 )
         return list(params)
+
+
+def _with_grammars(prepared: list[PreparedRequest]) -> list[PreparedRequest]:
+    """The same once their grammars, compiled side by side, have turned out to be grammars."""
+    for index, each in enumerate(prepared):
+        with _naming(index):
+            each.wait()
+    return prepared
 
 
 def _with_guess(name: str, known: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from headrace.cli.main import build_parser, main
 from headrace.cli.sampling_flags import SAMPLING_HELP
 from headrace.config.engine_config import EngineConfig
 from headrace.request.sampling_params import SamplingParams
+from headrace.request.structured_output import StructuredOutput
 
 VERBS = ("generate", "chat", "explain", "verify", "bench", "version")
 
@@ -108,6 +109,9 @@ def test_engine_flags(flags, name: str, value: object) -> None:
         (("--no-skip-special-tokens",), "skip_special_tokens", False),
         (("--sampling-seed", "9"), "seed", 9),
         (("--logprobs", "3"), "logprobs", 3),
+        (("--structured", "json_object"), "structured", StructuredOutput(json_object=True)),
+        (("--structured", "regex=a=b"), "structured", StructuredOutput(regex="a=b")),
+        (("--structured", "choice=a|b"), "structured", StructuredOutput(choice=["a", "b"])),
     ],
 )
 def test_sampling_flags(flags, name: str, value: object) -> None:
@@ -285,3 +289,20 @@ def test_a_name_no_model_can_have(name: str, capsys) -> None:
     shown = capsys.readouterr().err
     assert "not found" in shown
     assert shown.count("\n") == 1
+
+
+def test_a_form_is_read_from_a_file(tmp_path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    parsed = parse("generate", "m", "--structured", f"json_schema=@{schema}")
+    form = StructuredOutput(json_schema={"type": "integer"})
+    assert given_fields(parsed, SamplingParams) == {"structured": form}
+
+
+@pytest.mark.parametrize("form", ["words=a", "regex=", "json_schema={", "grammar=@/no/such/file"])
+def test_a_bad_form_is_told_in_a_line(form: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse("generate", "m", "--structured", form)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--structured" in error
+    assert "Traceback" not in error

@@ -56,6 +56,7 @@ BAD: dict[str, list[Any]] = {
     ],
     "bad_words": NOT_STRING_LISTS,
     "allowed_token_ids": [*NOT_ID_LISTS, [], (), [2**31], [HUGE]],
+    "structured": [True, "json", {"regex": "a"}, {}, [], 1, b"a", *ARRAYS, *TENSORS],
     "logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
     "prompt_logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
     "logprobs_mode": [None, "", "RAW", "both", 1, True, [], b"raw", *ARRAYS, *TENSORS],

@@ -8,6 +8,7 @@ import torch
 from headrace.batch.outputs import SampleOutput
 from headrace.batch.rows import Rows, RowStart
 from headrace.request.sampling_params import SamplingParams
+from headrace.sampling.host_mask import mask_words, set_bits
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.sampling.sampler import Sampler
 
@@ -53,15 +54,14 @@ def sample(*sequences: Case) -> SampleOutput:
     )
     for row, each in zip(places, sequences, strict=True):
         rows.active[row] = each.live
-    masks = [each.forbidden for each in sequences]
+    masks = [mask_line(each.forbidden, vocabulary) for each in sequences]
     info = sampling_batch_info(
         [each.params for each in sequences],
         places,
         range(len(sequences)),
         range(len(sequences)),
         CPU,
-        masks if any(mask is not None for mask in masks) else None,
-        vocab_size=vocabulary,
+        masks,
     )
     positions = torch.tensor([len(each.prompt) + len(each.output) for each in sequences])
     logits = torch.stack([each.logits for each in sequences])
@@ -69,6 +69,15 @@ def sample(*sequences: Case) -> SampleOutput:
     result = Sampler().sample(logits, info, rows, positions)
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits were written"
     return result
+
+
+def mask_line(forbidden: Collection[int] | None, vocabulary: int) -> torch.Tensor | None:
+    """The line of a mask that forbids these tokens."""
+    if forbidden is None:
+        return None
+    line = torch.full((mask_words(vocabulary),), -1, dtype=torch.int32)
+    set_bits(line, list(forbidden), allowed=False)
+    return line
 
 
 def used_rows(vocabulary: int) -> Rows:

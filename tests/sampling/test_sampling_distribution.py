@@ -39,9 +39,7 @@ def draw(params: SamplingParams, seeds: list[int], positions: list[int]) -> np.n
                 for row, seed in zip(places, part, strict=True)
             ]
         )
-        info = sampling_batch_info(
-            [params] * len(part), places, places, places, CPU, vocab_size=VOCABULARY
-        )
+        info = sampling_batch_info([params] * len(part), places, places, places, CPU)
         at = torch.tensor(positions[start : start + 39])
         repeated = logits.expand(len(part), -1).contiguous()
         tokens.append(Sampler().sample(repeated, info, rows, at).next_token_ids)

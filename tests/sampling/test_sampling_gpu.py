@@ -42,7 +42,7 @@ def sample_on(device: torch.device, chosen: list[int]) -> SampleOutput:
     params = [PARAMS[index] for index in chosen]
     with never_waiting(device):
         admit(rows, places, chosen)
-        info = sampling_batch_info(params, places, places, places, device, vocab_size=VOCABULARY)
+        info = sampling_batch_info(params, places, places, places, device)
         output = Sampler().sample(logits, info, rows, positions)
         tokens, finite = output.next_token_ids, output.finite
         advance_length(info.rows, torch.ones_like(tokens).int(), rows.length, rows.active)

@@ -6,6 +6,7 @@ Tensors of the meta device have none: whatever would make the host wait for a GP
 
 import pytest
 import torch
+from sampling_cases import mask_line
 
 from headrace.batch.rows import Rows, RowStart
 from headrace.kernels.batch_preparation import (
@@ -66,8 +67,8 @@ def test_sampling_asks_for_no_value(params: list[SamplingParams], masked: bool) 
     count = len(params)
     rows = rows_of(params)
     places = list(range(1, count + 1))
-    masks = [{1, 2}, *[None] * (count - 1)] if masked else None
-    info = sampling_batch_info(params, places, places, places, META, masks, vocab_size=VOCABULARY)
+    masks = [mask_line({1, 2}, VOCABULARY), *[None] * (count - 1)] if masked else []
+    info = sampling_batch_info(params, places, places, places, META, masks)
     positions = rows.length[info.rows].long()
     output = Sampler().sample(torch.empty(count, VOCABULARY, device=META), info, rows, positions)
     assert output.next_token_ids.shape == output.finite.shape == (count,)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling_cases import mask_line
 
 from headrace.batch.sampling_batch_info import SamplingBatchInfo
 from headrace.request.sampling_params import SamplingParams
@@ -13,7 +14,7 @@ from headrace.sampling.requirements import sampling_batch_info
 FLAGS = ("all_greedy", "any_penalties", "any_bias", "any_filters", "any_min_tokens")
 
 
-def info_of(*params: SamplingParams, masks: Any = None) -> SamplingBatchInfo:
+def info_of(*params: SamplingParams, masks: Any = ()) -> SamplingBatchInfo:
     count = len(params)
     return sampling_batch_info(
         params,
@@ -21,8 +22,7 @@ def info_of(*params: SamplingParams, masks: Any = None) -> SamplingBatchInfo:
         [2 * index for index in range(count)],
         [5 * index + 1 for index in range(count)],
         torch.device("cpu"),
-        masks,
-        vocab_size=12,
+        [mask_line(mask, 40) for mask in masks],
     )
 
 
@@ -90,16 +90,17 @@ def test_a_mode_without_logprobs_asks_for_nothing() -> None:
 
 def test_masks() -> None:
     params = [SamplingParams()] * 3
-    mask = info_of(*params, masks=[{0, 11}, None, set()]).mask
+    mask = info_of(*params, masks=[{0, 33}, None, set()]).mask
     assert mask is not None
-    assert mask.dtype == torch.bool
-    assert mask.nonzero().tolist() == [[0, 0], [0, 11]]
+    assert (mask.bits.dtype, mask.index.dtype) == (torch.int32, torch.int64)
+    assert mask.places == (0, 2)
+    assert mask.index.tolist() == [0, 2]
+    assert mask.bits.tolist() == [[-2, -3], [-1, -1]]
     assert info_of(*params, masks=[None, None, None]).mask is None
 
 
 def test_bad_words_forbid_what_would_complete_them() -> None:
     words = BadWords([[5], [1, 2], [1, 3, 4], [3, 4, 6]])
-    assert words.single_token_ids == {5}
     assert words.needs_last_token
     assert words.forbidden([]) == {5}
     assert words.forbidden([1]) == {5, 2}

@@ -142,7 +142,8 @@ def _integers(start: RowStart) -> list[int]:
         start.length,
         start.seed,
         max(params.top_k, 0),
-        start.prompt_length + params.min_tokens,
+        # The grammar of a structured answer minds min_tokens: where only an end is left it ends.
+        start.prompt_length + (0 if params.structured else params.min_tokens),
         int(params.has_penalties),
         int(params.has_bias),
         *stop_ids,

@@ -25,6 +25,21 @@ class LogprobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMask:
+    """What the host allows in this step, for the M sampling rows that bring a mask.
+
+    Attributes:
+        places: their places among the S sampling rows, ascending.
+        index: [M] int64, the same on the device.
+        bits: [M, ceil(V / 32)] int32: bit t % 32 of word t // 32 says whether token t is allowed.
+    """
+
+    places: tuple[int, ...]
+    index: Tensor
+    bits: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBatchInfo:
     """Sampling of one step over S of its B sequences.
 
@@ -34,7 +49,7 @@ class SamplingBatchInfo:
         token_index: [S] int64, places of their last new tokens among the T tokens of the step.
         all_greedy: every row has temperature 0.
         any_penalties, any_bias, any_filters, any_min_tokens: some row uses the feature.
-        mask: [S, V] bool, True where a token is forbidden, for rows whose mask the host makes.
+        mask: what the host allows, `None` when no row brings a mask.
         logprobs: what to return, `None` when no row asks.
     """
 
@@ -46,5 +61,5 @@ class SamplingBatchInfo:
     any_bias: bool = False
     any_filters: bool = False
     any_min_tokens: bool = False
-    mask: Tensor | None = None
+    mask: TokenMask | None = None
     logprobs: LogprobRequest | None = None

@@ -22,6 +22,7 @@ def add_field_flags(
     help_of: Mapping[str, str],
     rename: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
+    readers: Mapping[str, Mapping[str, Any]] | None = None,
     note: str | None = None,
 ) -> None:
     """Give `parser` one flag for each field of the dataclass `described`.
@@ -31,6 +32,7 @@ def add_field_flags(
         help_of: a sentence for each field.
         rename: field -> name of its flag where another flag has that name already.
         skip: fields that are not flags.
+        readers: field -> argparse options, where its type does not tell how it is read.
         note: what stands below the heading.
     """
     group = parser.add_argument_group(title, note)
@@ -44,7 +46,8 @@ def add_field_flags(
             "default": argparse.SUPPRESS,
             "help": help_of[entry.name].replace("%", "%%") + _default(entry),
         }
-        group.add_argument(flag, **options, **_reader(hints[entry.name]))
+        reader = (readers or {}).get(entry.name) or _reader(hints[entry.name])
+        group.add_argument(flag, **options, **reader)
 
 
 def _default(entry: Field[Any]) -> str:

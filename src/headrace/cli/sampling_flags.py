@@ -2,10 +2,13 @@
 
 import argparse
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from headrace.base.errors import RequestError
 from headrace.cli.flags import add_field_flags, given_fields
 from headrace.request.sampling_params import SamplingParams
+from headrace.request.structured_output import KINDS, StructuredOutput
 
 SAMPLING_HELP = {
     "max_tokens": "most tokens to make; by default 128, in chat what the context holds",
@@ -25,6 +28,8 @@ SAMPLING_HELP = {
     "logit_bias": "added to the logits of tokens",
     "bad_words": "text that must not appear; may be given several times",
     "allowed_token_ids": "the only token ids that may appear",
+    "structured": "form of the output: json_object, or one of json_schema, regex, grammar, choice "
+    "(a|b|c), structural_tag with =TEXT or =@FILE",
     "logprobs": "log-probabilities of the n likeliest output tokens (0: of the chosen one)",
     "prompt_logprobs": "the same for the tokens of the prompt",
     "logprobs_mode": "raw (before penalties, bias and filters) or processed (after)",
@@ -56,8 +61,24 @@ def add_sampling_flags(parser: argparse.ArgumentParser, skip: Collection[str] = 
         help_of=SAMPLING_HELP,
         rename={"seed": "sampling_seed"},
         skip=skip,
+        readers={"structured": {"type": structured_output, "metavar": "FORM"}},
         note="The checkpoint's generation config, where it has one, goes before these defaults.",
     )
+
+
+def structured_output(text: str) -> StructuredOutput:
+    """json_object, regex=[0-9]+, json_schema=@FILE, choice=yes|no"""
+    kind, _, value = text.partition("=")
+    if kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}")
+    try:
+        if value.startswith("@"):
+            value = Path(value[1:]).read_text(encoding="utf-8")
+        forms: dict[str, Any] = {"json_object": True, "choice": value.split("|")}
+        form: dict[str, Any] = {kind: forms.get(kind, value)}
+        return StructuredOutput(**form)
+    except (OSError, UnicodeDecodeError, RequestError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:

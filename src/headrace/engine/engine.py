@@ -20,6 +20,7 @@ from headrace.engine.prompts import (
     bad_words,
     check_end_tokens,
     check_params,
+    check_structured,
     default_params,
     prompt_token_ids,
     stop_ids,
@@ -31,7 +32,11 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
 from headrace.runner.report import summary
 from headrace.runner.worker import TpModelWorker
-from headrace.sampling.bad_words import HostMask
+from headrace.sampling.bad_words import BadWords
+from headrace.sampling.grammar import GrammarMask
+from headrace.sampling.grammar_compiler import Compilation, GrammarCompiler
+from headrace.sampling.grammar_xgrammar import XgrammarBackend
+from headrace.sampling.host_mask import HostMask, together
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Admission, Scheduler
 from headrace.scheduler.sequence import Sequence as ScheduledSequence
@@ -50,7 +55,8 @@ class PreparedRequest:
 
     Attributes:
         text: the prompt as text, where it came so. stop_ids: ids that end it, the model's own
-            included. host_mask: bad words of the request.
+            included. grammar: of its form, perhaps still being compiled; the sequences wait
+            for it, and one that turns out to be none ends them with "error".
     """
 
     text: str | None
@@ -58,7 +64,20 @@ class PreparedRequest:
     params: SamplingParams
     max_tokens: int
     stop_ids: frozenset[int]
-    host_mask: HostMask | None
+    bad_words: BadWords | None
+    grammar: Compilation | None
+
+    def wait(self) -> None:
+        """Wait for the grammar, if there is one; raises `RequestError` when it is refused."""
+        if self.grammar is not None:
+            self.grammar.wait()
+
+    def host_mask(self) -> HostMask | None:
+        """The mask of one of its sequences."""
+        grammar = None
+        if self.grammar is not None:
+            grammar = GrammarMask(self.grammar, self.stop_ids, self.params.min_tokens)
+        return together(grammar, self.bad_words)
 
 
 class RequestHandle:
@@ -144,6 +163,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.worker, _token_text(self.tokenizer), retract_every=retract_every
         )
+        self.grammars = _grammar_compiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
         _log_start(self.settled, self.worker)
         self._handles: dict[str, RequestHandle] = {}
         self._numbers = count()
@@ -182,6 +202,8 @@ class Engine:
             default_max_tokens: used, as far as the context allows, where params.max_tokens is
                 `None`; `None`: the rest of the context.
 
+        A grammar begins to be compiled; `PreparedRequest.wait` tells whether it is one.
+
         Raises:
             RequestError: it can never be served.
         """
@@ -189,8 +211,10 @@ class Engine:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
         ends = stop_ids(params, self.eos_token_ids)
+        check_structured(params, self.tokenizer, ends)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))
+        structured = params.structured
         max_tokens = params.max_tokens or self._room(len(ids), params, default_max_tokens)
         return PreparedRequest(
             text=prompt if isinstance(prompt, str) else text,
@@ -198,7 +222,8 @@ class Engine:
             params=params,
             max_tokens=max_tokens,
             stop_ids=ends,
-            host_mask=bad_words(params, self.tokenizer),
+            bad_words=bad_words(params, self.tokenizer),
+            grammar=None if structured is None else self.grammars.start(structured),
         )
 
     def submit(
@@ -230,7 +255,7 @@ class Engine:
                 request,
                 prepared.max_tokens,
                 prepared.stop_ids,
-                [Admission(sink=output, host_mask=prepared.host_mask) for output in outputs],
+                [Admission(sink=output, host_mask=prepared.host_mask()) for output in outputs],
             )
             handle = RequestHandle(request, prepared.text, outputs, sequences)
             self._handles[request.request_id] = handle
@@ -301,12 +326,14 @@ class Engine:
     def close(self) -> None:
         """Abort what runs and let the step in flight end."""
         self.abort(tuple(self._handles))
+        self.grammars.close()
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start and the state of memory now."""
         keeper, selector = self.scheduler.keeper, self.worker.runner.selector
         return {
             **self.scheduler.counts,
+            **self.grammars.stats(),
             "running": len(self.scheduler.chooser.running),
             "waiting": len(self.scheduler.chooser.waiting),
             "pages_total": keeper.allocator.total,
@@ -354,6 +381,16 @@ class Engine:
 def _tokenizer(settled: Settled) -> Tokenizer | None:
     source = settled.tokenizer_source
     return None if source is None else build_tokenizer(source)
+
+
+def _grammar_compiler(
+    tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: frozenset[int]
+) -> GrammarCompiler:
+    def load() -> XgrammarBackend:
+        assert tokenizer is not None, "check_structured asks for one"
+        return XgrammarBackend(tokenizer, vocab_size, end_token_ids)
+
+    return GrammarCompiler(load)
 
 
 def _token_text(tokenizer: Tokenizer | None) -> Callable[[int], str | None]:

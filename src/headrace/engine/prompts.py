@@ -10,6 +10,7 @@ from headrace.base.errors import CheckpointError, RequestError
 from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.bad_words import BadWords
+from headrace.sampling.grammar_xgrammar import checked_form, require_xgrammar
 from headrace.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -88,6 +89,32 @@ def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords |
         for prefix in ("", " ")
     }
     return BadWords(sorted(spelling for spelling in spellings if spelling))
+
+
+def check_structured(
+    params: SamplingParams, tokenizer: Tokenizer | None, ends: frozenset[int]
+) -> None:
+    """Raise `RequestError` where no answer of a form can be made, as far as that is plain before
+    its grammar is compiled."""
+    if params.structured is None:
+        return
+    require_xgrammar()
+    if tokenizer is None:
+        raise RequestError(
+            f"{NO_TOKENIZER}, and structured works on text", remedy="Leave structured out"
+        )
+    if tokenizer.pieces is None:
+        raise RequestError(
+            "structured is not supported with this tokenizer",
+            why="its tokens do not stand for fixed bytes",
+        )
+    if not ends:
+        raise RequestError(
+            "structured needs a token that ends the answer",
+            why="ignore_eos is set, or the model has no end token",
+            remedy="Leave ignore_eos out, or give stop_token_ids",
+        )
+    checked_form(params.structured)
 
 
 def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.base.shown import shown
+from headrace.request.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 1024
 MAX_SEQUENCES = 1024
@@ -36,6 +37,7 @@ class SamplingParams:
             output (CTRL, Keskar et al. 2019).
         logit_bias: token id -> value added to its logit.
         bad_words: strings that must not appear; allowed_token_ids: the only ids that may.
+        structured: the form the answer must have; see `StructuredOutput`.
         logprobs: top n of each output token (0: the chosen one only); prompt_logprobs likewise.
         logprobs_mode: raw (before penalties, bias, mask and filters) or processed (after them).
         logprob_token_ids: ids whose logprobs are always returned too.
@@ -63,6 +65,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
+    structured: StructuredOutput | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: str = "raw"
@@ -93,6 +96,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._set_integer(name, 0, MAX_LOGPROBS)
+        if not isinstance(self.structured, StructuredOutput | None):
+            raise _bad("structured", self.structured, "a StructuredOutput")
         mode = self.logprobs_mode  # an array must not be asked whether it equals a text
         if not isinstance(mode, str) or mode not in ("raw", "processed"):
             raise _bad("logprobs_mode", mode, "raw or processed")

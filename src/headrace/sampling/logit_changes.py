@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch.rows import IN_PROMPT, Rows
+from headrace.batch.sampling_batch_info import TokenMask
 from headrace.kernels.row_selection import RowIndex, change_rows
 
 _FORBIDDEN = float("-inf")
@@ -56,6 +57,10 @@ def forbid_stops(logits: Tensor, rows: Rows, index: Tensor, positions: Tensor) -
     return logits.scatter(-1, stop_ids, values)
 
 
-def forbid(logits: Tensor, mask: Tensor) -> Tensor:
-    """Forbid the tokens where `mask` [S, V] bool is True."""
-    return logits.masked_fill(mask, _FORBIDDEN)
+def forbid(logits: Tensor, mask: TokenMask) -> Tensor:
+    """Forbid what the mask does not allow, in the rows that bring one."""
+    eight = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
+    octets = mask.bits.view(torch.uint8)  # [M, 4 W], least significant first
+    forbidden = (octets[:, :, None] & eight == 0).flatten(1)[:, : logits.shape[-1]]  # [M, V]
+    narrowed = logits.index_select(0, mask.index).masked_fill_(forbidden, _FORBIDDEN)
+    return logits.index_copy(0, mask.index, narrowed)

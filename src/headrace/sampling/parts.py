@@ -1,5 +1,6 @@
 """Some of the sampling rows of a step, and the outputs of all of them put together."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch.outputs import SampleOutput, TokenLogprobs
-from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo, TokenMask
 
 
 def part_of_info(info: SamplingBatchInfo, at: slice) -> SamplingBatchInfo:
@@ -17,7 +18,7 @@ def part_of_info(info: SamplingBatchInfo, at: slice) -> SamplingBatchInfo:
         rows=info.rows[at],
         sequence_index=info.sequence_index[at],
         token_index=info.token_index[at],
-        mask=_part(info.mask, at),
+        mask=_part_of_mask(info.mask, at),
         logprobs=_part_of_request(info.logprobs, at),
     )
 
@@ -42,6 +43,19 @@ def _join_logprobs(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
         top_ids=torch.cat([part.top_ids for part in parts]),
         extra=torch.cat(extra) if extra else None,
         extra_rank=torch.cat(extra_rank) if extra_rank else None,
+    )
+
+
+def _part_of_mask(mask: TokenMask | None, at: slice) -> TokenMask | None:
+    if mask is None:
+        return None
+    own = slice(bisect_left(mask.places, at.start), bisect_left(mask.places, at.stop))
+    if own.start == own.stop:
+        return None
+    return TokenMask(
+        places=tuple(place - at.start for place in mask.places[own]),
+        index=mask.index[own] - at.start,
+        bits=mask.bits[own],
     )
 
 

@@ -1,15 +1,13 @@
 """What the sampling rows of a step require, worked out on the host before the launch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo, TokenMask
 from headrace.batch.transfer import to_device
 from headrace.request.sampling_params import SamplingParams
-
-Forbidden = Collection[int] | None
 
 
 def sampling_batch_info(
@@ -18,9 +16,7 @@ def sampling_batch_info(
     sequence_index: Sequence[int],
     token_index: Sequence[int],
     device: torch.device,
-    masks: Sequence[Forbidden] | None = None,
-    *,
-    vocab_size: int,
+    masks: Sequence[Tensor | None] = (),
 ) -> SamplingBatchInfo:
     """Collect the needs of S sampling sequences; the arguments are in their order.
 
@@ -29,9 +25,8 @@ def sampling_batch_info(
         rows: row of each.
         sequence_index: place of each among the B sequences of the batch.
         token_index: place of each one's last new token among the T tokens of the step.
-        masks: tokens the host forbids to each in this step (`HostMask.forbidden`), `None` for a
-            sequence without a mask.
-        vocab_size: V, columns of the mask.
+        masks: what the host allows each in this step, [W] int32 (`host_mask.allowed_line`), `None`
+            for a sequence without a mask; empty when none has one.
     """
     places = torch.tensor([rows, sequence_index, token_index], dtype=torch.int64)  # one copy
     assert places.shape == (3, len(params))
@@ -45,7 +40,7 @@ def sampling_batch_info(
         any_bias=any(each.has_bias for each in params),
         any_filters=any(each.has_filters and not each.greedy for each in params),
         any_min_tokens=any(each.min_tokens > 0 for each in params),
-        mask=_mask(masks, len(params), vocab_size, device),
+        mask=_mask(masks, device),
         logprobs=_logprob_request(params, device),
     )
 
@@ -57,17 +52,16 @@ def wanted_logprobs(params: SamplingParams) -> int | None:
     return params.logprobs
 
 
-def _mask(
-    masks: Sequence[Forbidden] | None, count: int, vocab_size: int, device: torch.device
-) -> Tensor | None:
-    if masks is None or all(forbidden is None for forbidden in masks):
+def _mask(masks: Sequence[Tensor | None], device: torch.device) -> TokenMask | None:
+    lines = [line for line in masks if line is not None]
+    if not lines:
         return None
-    assert len(masks) == count
-    mask = torch.zeros(count, vocab_size, dtype=torch.bool)
-    for line, forbidden in zip(mask, masks, strict=True):
-        if forbidden:
-            line[torch.tensor(list(forbidden), dtype=torch.int64)] = True
-    return to_device(mask, device)
+    places = tuple(place for place, line in enumerate(masks) if line is not None)
+    return TokenMask(
+        places=places,
+        index=to_device(torch.tensor(places, dtype=torch.int64), device),
+        bits=to_device(torch.stack(lines), device),
+    )
 
 
 def _logprob_request(

@@ -1,6 +1,5 @@
 """From shares to a `ForwardBatch`, and the record that is kept until its results are processed."""
 
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +15,7 @@ from headrace.batch.sampling_batch_info import SamplingBatchInfo
 from headrace.batch.side_request import PromptLogprobRequest, SideRequest
 from headrace.batch.transfer import to_device
 from headrace.runner.worker import StepResult
+from headrace.sampling.host_mask import allowed_line
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.scheduler.chooser import Share
 from headrace.scheduler.sequence import Sequence
@@ -134,9 +134,14 @@ class BatchBuilder:
             places,
             [ends[place] - 1 for place in places],
             self._device,
-            [_forbidden(sequence) for sequence in sequences],
-            vocab_size=self._vocab_size,
+            [self._allowed(sequence) for sequence in sequences],
         )
+
+    def _allowed(self, sequence: Sequence) -> Tensor | None:
+        mask = sequence.host_mask
+        if mask is None:
+            return None
+        return allowed_line(mask, sequence.output_ids, self._vocab_size)
 
     def _send(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.int64), self._device)
@@ -177,11 +182,6 @@ def _prompt_logprobs(
             top = max(top, sequence.request.params.prompt_logprobs or 0)
         offset += share.new_tokens
     return spans, token_index, targets, top
-
-
-def _forbidden(sequence: Sequence) -> Collection[int] | None:
-    mask = sequence.host_mask
-    return None if mask is None else mask.forbidden(sequence.output_ids)
 
 
 def _row(share: Share) -> int:

@@ -11,6 +11,10 @@ NOT_FINITE = (
     "The model gave no finite logits for this sequence: its weights overflow in this dtype, or "
     "masks and bias forbid every token. Try dtype bfloat16 or float32."
 )
+NOTHING_ALLOWED = (
+    "No token is left for this sequence: its grammar, bad_words, allowed_token_ids and logit_bias "
+    "together forbid every one (end tokens count), or the model gave no finite logits."
+)
 
 
 def take_token(
@@ -18,7 +22,7 @@ def take_token(
 ) -> Finished | None:
     """Append a processed token; return the ending that it brings, if any."""
     if not finite:
-        return Finished("error", message=NOT_FINITE)
+        return Finished("error", message=_why_nothing(sequence))
     sequence.proven_finite = True
     sequence.tokens.append(token)
     stop_string = sequence.sink.token(token, logprobs)
@@ -30,6 +34,13 @@ def take_token(
     if len(sequence.tokens) >= sequence.max_length:
         return Finished("length")
     return None
+
+
+def _why_nothing(sequence: Sequence) -> str:
+    mask = sequence.host_mask
+    if mask is None:
+        return NOT_FINITE
+    return mask.failure or NOTHING_ALLOWED
 
 
 def sampled_logprobs(

@@ -18,8 +18,8 @@ from headrace.request.outcome import Finished, FinishReason
 from headrace.request.request import Request
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import TpModelWorker
-from headrace.sampling.bad_words import HostMask
 from headrace.sampling.host_logprobs import Decode
+from headrace.sampling.host_mask import HostMask
 from headrace.scheduler.chooser import Chooser, Limits, Share
 from headrace.scheduler.launch import BatchBuilder, LaunchedStep, row_start
 from headrace.scheduler.page_keeper import PageKeeper
@@ -27,6 +27,8 @@ from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, t
 from headrace.scheduler.sequence import Sequence, State, TokenSink
 
 log = get_logger(__name__)
+
+MASK_WAIT = 0.002  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Scheduler:
         self._retract_every = retract_every
         self._groups: dict[str, list[Sequence]] = {}
         self._ended: list[str] = []
+        self._unready: list[Sequence] = []  # they wait for their grammars
         self._arrivals = 0
         self._seeds = random.Random(runner.config.seed)
 
@@ -108,6 +111,7 @@ class Scheduler:
                 max_length=len(request.prompt_token_ids) + max_tokens,
                 sink=admission.sink,
                 host_mask=admission.host_mask,
+                mask_is_ready=admission.host_mask is None,
                 leader=leader,
                 arrival=self._arrivals,
             )
@@ -117,6 +121,7 @@ class Scheduler:
         self._groups[request.request_id] = group
         for sequence in group:
             self.chooser.waiting.push(sequence)
+        self._unready += [sequence for sequence in group if not sequence.mask_is_ready]
         return list(group)
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
@@ -158,6 +163,8 @@ class Scheduler:
 
     def _launch(self) -> LaunchedStep | None:
         self._retract_for_test()
+        if self._unready:
+            self._ask_masks()
         shares = self.chooser.choose()
         if not shares:
             return None
@@ -166,6 +173,25 @@ class Scheduler:
         except BaseException as error:
             self._fail(shares, error)
             return None
+
+    def _ask_masks(self) -> None:
+        """See which grammars have come. With nothing else to do, wait a little for one.
+
+        Ranks that share a collective must agree on this: rank 0 has to tell the others.
+        """
+        wait = 0.0 if self.chooser.running else MASK_WAIT
+        for sequence in tuple(self._unready):
+            mask = sequence.host_mask
+            try:
+                if sequence.state is State.FINISHED:
+                    self._unready.remove(sequence)
+                elif mask is None or mask.is_ready(wait):
+                    sequence.mask_is_ready = True
+                    self._unready.remove(sequence)
+            except RequestError as error:
+                self._finish(sequence, Finished("error", message=str(error)))
+                self._unready.remove(sequence)
+            wait = 0.0
 
     def _fail(self, shares: list[Share], error: BaseException) -> None:
         """Whatever a step raises ends its sequences, not the engine; an interrupt goes on."""

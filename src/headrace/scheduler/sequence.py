@@ -17,7 +17,7 @@ from typing import Protocol
 from headrace.memory.radix_cache import RadixNode
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.request import Request
-from headrace.sampling.bad_words import HostMask
+from headrace.sampling.host_mask import HostMask
 
 
 class State(Enum):
@@ -56,6 +56,7 @@ class Sequence:
         pending: sampled tokens in flight. in_flight: launched steps not processed.
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
+        mask_is_ready: its host mask, if it has one, can be asked.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Sequence:
     max_length: int
     sink: TokenSink
     host_mask: HostMask | None = None
+    mask_is_ready: bool = True
     leader: "Sequence | None" = None
     tokens: list[int] = field(default_factory=list)
     state: State = State.WAITING
@@ -131,7 +133,10 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """A later sequence of a request waits until the first one's prompt is in the cache."""
+        """A sequence waits for its grammar, and a later one of a request until the first one's
+        prompt is in the cache."""
+        if not self.mask_is_ready:
+            return False
         leader = self.leader
         return leader is None or leader.proven_finite or leader.state is State.FINISHED
 

@@ -1,0 +1,121 @@
+"""Grammars as the engine sees them, whatever library makes them, and the mask of one sequence."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.base.log import get_logger
+from headrace.request.structured_output import StructuredOutput
+from headrace.sampling.host_mask import set_bits
+
+log = get_logger(__name__)
+
+MASK_SECONDS = 1.0  # a sequence whose mask takes longer would hold up everybody's steps: it ends
+
+
+class GrammarMatcher(Protocol):
+    """Where one answer stands in a grammar."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer may end here."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False, and nothing has changed, where it cannot follow."""
+
+    def allowed(self, line: Tensor) -> None:
+        """Write which tokens may follow into `line` [W] int32: text, no ending."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for use, shared by all answers that must have its form."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def matcher(self) -> GrammarMatcher: ...
+
+
+class GrammarBackend(Protocol):
+    """What compiles grammars for one vocabulary; called from several threads at once."""
+
+    def compile(self, structured: StructuredOutput) -> CompiledGrammar:
+        """Raises `RequestError` with what is wrong with the grammar."""
+
+
+class PendingGrammar(Protocol):
+    """A grammar on its way."""
+
+    def poll(self, wait: float = 0.0) -> CompiledGrammar | None:
+        """The grammar when it is there within `wait` seconds; raises `RequestError` when it never
+        will be."""
+
+
+class GrammarMask:
+    """A `HostMask`: what the grammar of a sequence allows.
+
+    It follows the output by itself, so a retracted sequence goes on where it was. The sequence's
+    stop ids are allowed where the answer is complete and nowhere else, whatever text they stand
+    for. Before `min_tokens` tokens the answer may not end while the grammar lets it go on; where it
+    does not, the grammar wins and the answer ends early.
+    """
+
+    needs_last_token = True
+
+    def __init__(
+        self, grammar: PendingGrammar, stop_ids: frozenset[int], min_tokens: int = 0
+    ) -> None:
+        self._grammar, self._stop_ids, self._min_tokens = grammar, sorted(stop_ids), min_tokens
+        self._matcher: GrammarMatcher | None = None
+        self._taken = 0  # tokens of the output that the matcher has seen
+        self.failure = ""
+
+    def is_ready(self, wait: float = 0.0) -> bool:
+        if self._matcher is None:
+            compiled = self._grammar.poll(wait)
+            if compiled is None:
+                return False
+            self._matcher = compiled.matcher()
+        return True
+
+    def narrow(self, output_ids: Sequence[int], allowed: Tensor) -> None:
+        started = time.monotonic()
+        try:
+            self._follow(output_ids)
+            if not self.failure:
+                allowed &= self._line(allowed, len(output_ids))
+        except Exception as error:
+            log.error("A grammar failed", exc_info=error)
+            self.failure = f"The grammar failed: {type(error).__name__}: {str(error)[:300]}"
+        seconds = time.monotonic() - started
+        if seconds > MASK_SECONDS:
+            self.failure = (
+                f"The grammar is too ambiguous: one step of it took {seconds:.1f} s, and at most "
+                f"{MASK_SECONDS:g} s are allowed. Make it simpler."
+            )
+        if self.failure:
+            allowed.zero_()
+
+    def _follow(self, output_ids: Sequence[int]) -> None:
+        assert self._matcher is not None, "a sequence runs once its mask is ready"
+        for token in output_ids[self._taken :]:
+            if not self._matcher.accept(token):
+                self.failure = f"Token {token} of the answer is not what its grammar allows."
+                return
+            self._taken += 1
+
+    def _line(self, like: Tensor, made: int) -> Tensor:
+        """[W] int32: text that may follow, and the stop ids where the answer may end."""
+        assert self._matcher is not None, "a sequence runs once its mask is ready"
+        line = torch.empty_like(like)
+        self._matcher.allowed(line)
+        set_bits(line, self._stop_ids, allowed=False)
+        goes_on = bool(line.any())
+        if self._matcher.is_complete and (made >= self._min_tokens or not goes_on):
+            set_bits(line, self._stop_ids, allowed=True)
+        elif not goes_on:
+            self.failure = "No token of this vocabulary can continue what the grammar began."
+        return line

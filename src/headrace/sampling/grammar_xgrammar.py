@@ -1,0 +1,155 @@
+"""Grammars by xgrammar (Dong et al., 2024), which the extra `grammar` installs."""
+
+from collections.abc import Collection
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+from headrace.base.errors import RequestError
+from headrace.request.structured_output import StructuredOutput
+from headrace.sampling.grammar import CompiledGrammar
+from headrace.sampling.json_schema import checked_schema
+from headrace.sampling.regex_text import checked_regex
+from headrace.sampling.structural_tag import checked_structural_tag
+from headrace.text.tokenizer import Tokenizer
+
+MAX_MESSAGE = 500
+
+
+def require_xgrammar() -> None:
+    """Raise `RequestError` with the command to install it where xgrammar is missing."""
+    if find_spec("xgrammar") is None:
+        raise RequestError(
+            "Structured output needs the package xgrammar",
+            why="It is not installed",
+            remedy="pip install 'headrace[grammar]'",
+        )
+
+
+def checked_form(structured: StructuredOutput) -> str:
+    """The text of a form in xgrammar's terms. Quick: the size of the text bounds it.
+
+    Raises:
+        RequestError: something in it would be passed over.
+    """
+    match structured.kind:
+        case "json_object":
+            return '{"type": "object"}'
+        case "json_schema":
+            return checked_schema(structured.text)
+        case "regex":
+            return checked_regex(structured.text)
+        case "choice":
+            return _choices(structured)
+        case "structural_tag":
+            return checked_structural_tag(structured.text)
+        case _:
+            return structured.text
+
+
+class XgrammarBackend:
+    """A `GrammarBackend`.
+
+    xgrammar is given the bytes of each token, which makes every kind of vocabulary alike. Special
+    and end tokens have none: text never holds them. Ids of the model beyond the tokenizer's are
+    never allowed.
+
+    Args:
+        tokenizer: its tokens must stand for bytes (`pieces`).
+        vocab_size: V of the model.
+        end_token_ids: the model's own.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int]
+    ) -> None:
+        require_xgrammar()
+        import xgrammar
+
+        pieces = tokenizer.pieces
+        assert pieces is not None, "the engine refuses other tokenizers"
+        hidden = tokenizer.special_ids | frozenset(end_token_ids)
+        known = range(min(vocab_size, tokenizer.vocab_size))
+        self._xgrammar: Any = xgrammar
+        self._compiler = xgrammar.GrammarCompiler(
+            xgrammar.TokenizerInfo(
+                [b"" if token in hidden else pieces[token] for token in known],
+                xgrammar.VocabType.RAW,
+                vocab_size=vocab_size,
+                stop_token_ids=sorted(end_token_ids),
+                add_prefix_space=False,
+            ),
+            max_threads=1,  # its caller has threads, and keeps the results
+            cache_enabled=False,
+        )
+
+    def compile(self, structured: StructuredOutput) -> CompiledGrammar:
+        try:
+            return XgrammarGrammar(self._xgrammar, self._compile(structured))
+        except RequestError:
+            raise
+        except Exception as error:  # xgrammar's own errors share no type
+            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            _, _, reason = message[0].rpartition(".cc:")
+            raise RequestError(
+                f"The {structured.kind} of structured is not a grammar",
+                why=reason.partition(": ")[2][:MAX_MESSAGE] or message[0][:MAX_MESSAGE],
+                remedy="Correct it, or make it simpler",
+            ) from error
+
+    def _compile(self, structured: StructuredOutput) -> Any:
+        compiler, text = self._compiler, checked_form(structured)
+        match structured.kind:
+            case "json_schema" | "json_object":
+                return compiler.compile_json_schema(text, any_whitespace=structured.any_whitespace)
+            case "regex":
+                return compiler.compile_regex(text)
+            case "structural_tag":
+                return compiler.compile_structural_tag(text)
+            case _:
+                return compiler.compile_grammar(text)
+
+
+class XgrammarGrammar:
+    """A `CompiledGrammar`."""
+
+    def __init__(self, xgrammar: Any, compiled: Any) -> None:
+        self._xgrammar, self._compiled = xgrammar, compiled
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> "XgrammarMatcher":
+        return XgrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled))
+
+
+class XgrammarMatcher:
+    """A `GrammarMatcher`."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def allowed(self, line: Tensor) -> None:
+        self._matcher.fill_next_token_bitmask(line[None], 0)
+
+
+def _choices(structured: StructuredOutput) -> str:
+    """The choices as one EBNF rule."""
+    assert structured.choice is not None
+    return "root ::= " + " | ".join(f'"{_escaped(text)}"' for text in structured.choice)
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        character if character.isalnum() or character == " " else f"\\U{ord(character):08x}"
+        for character in text
+    )

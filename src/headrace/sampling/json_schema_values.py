@@ -1,0 +1,186 @@
+"""JSON schemas: keywords of single values, and what they can be combined with."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.base.errors import RequestError
+from headrace.base.shown import shown
+from headrace.sampling.regex_text import checked_regex
+
+Pointer = tuple[str, ...]
+
+MAX_COUNT = 1_000_000
+MAX_NUMBER = 10**15
+
+FORMATS = frozenset(
+    {
+        "date",
+        "time",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "uri-template",
+        "uuid",
+        "json-pointer",
+        "relative-json-pointer",
+    }
+)
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+KEYWORDS = {
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "integer": frozenset({*_BOUNDS, "multipleOf"}),
+    "number": frozenset(_BOUNDS),
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+    "array": frozenset(
+        {"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"}
+    ),
+    "object": frozenset(
+        {
+            "properties",
+            "required",
+            "additionalProperties",
+            "unevaluatedProperties",
+            "patternProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+        }
+    ),
+}
+
+
+def refused(at: Pointer, why: str) -> RequestError:
+    """The error for something at a place of the schema."""
+    place = "/".join(("#", *at))
+    return RequestError(
+        "The JSON schema cannot be used",
+        why=f"at {place if len(place) <= 200 else place[:197] + '...'}: {why}",
+        remedy="Leave it out, or check the answer for it",
+    )
+
+
+def kind_of(value: Any) -> str:
+    """The type of a JSON value, in the words of schemas."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        is_whole = isinstance(value, int) or value.is_integer()
+        return "integer" if is_whole else "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def check_string(keywords: Mapping[str, Any], at: Pointer) -> None:
+    """xgrammar holds a string to its pattern, its format or its lengths: to one of them."""
+    check_counts(keywords, ("minLength", "maxLength"), at)
+    lengths = {"minLength", "maxLength"} & set(keywords)
+    forms = [name for name in ("pattern", "format") if name in keywords]
+    if len(forms) + bool(lengths) > 1:
+        raise refused(at, f"{' and '.join([*forms, *sorted(lengths)])} cannot be combined")
+    if "format" in keywords and keywords["format"] not in FORMATS:
+        raise refused(
+            at,
+            f"format {shown(keywords['format'])} is not one of {', '.join(sorted(FORMATS))}",
+        )
+    if "pattern" in keywords:
+        if not isinstance(keywords["pattern"], str):
+            raise refused(at, "pattern is no string")
+        try:
+            checked_regex(keywords["pattern"], in_json=True)
+        except RequestError as error:
+            raise refused(at, f"the pattern {shown(keywords['pattern'])}: {error.why}") from error
+
+
+def check_numbers(keywords: Mapping[str, Any], kinds: list[str], at: Pointer) -> None:
+    """Bounds and multiples as xgrammar can count them."""
+    whole = "number" not in kinds
+    for name in _BOUNDS:
+        if name in keywords:
+            value = keywords[name]
+            if not _is_number(value) or abs(value) > MAX_NUMBER:
+                raise refused(at, f"{name} is {shown(value)}; numbers up to 10**15 are supported")
+            if whole and not float(value).is_integer():
+                raise refused(at, f"{name} of an integer is {shown(value)}, not a whole number")
+    if "multipleOf" in keywords:
+        value = keywords["multipleOf"]
+        if not whole:
+            raise refused(at, "multipleOf is supported for type integer")
+        is_count = _is_number(value) and 1 <= value <= MAX_COUNT and float(value).is_integer()
+        if not is_count:
+            raise refused(at, f"multipleOf is {shown(value)}; 1 to {MAX_COUNT} are supported")
+
+
+def check_counts(keywords: Mapping[str, Any], names: tuple[str, str], at: Pointer) -> None:
+    """A least and a most number of something."""
+    low, high = names
+    for name in names:
+        value = keywords.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
+            raise refused(at, f"{name} is {shown(value)}; 0 to {MAX_COUNT} are supported")
+    if keywords.get(low, 0) > keywords.get(high, MAX_COUNT):
+        raise refused(at, f"{low} is above {high}")
+
+
+def are_disjoint(one: Any, other: Any, resolve: Callable[[Any], Any]) -> bool:
+    """Whether it is plain that no value meets both schemas: by type, by constants, or by a
+    property that both require and whose constants differ (a discriminator)."""
+    one, other = resolve(one), resolve(other)
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return False
+    constants = _constants(one), _constants(other)
+    if constants[0] is not None and constants[1] is not None:
+        return not constants[0] & constants[1]
+    kinds = _kinds(one), _kinds(other)
+    if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
+        return True
+    if kinds != ({"object"}, {"object"}):
+        return False
+    shared = set(one.get("required", [])) & set(other.get("required", []))
+    for name in shared:
+        mine, others = (
+            _constants(resolve(each.get("properties", {}).get(name))) for each in (one, other)
+        )
+        if mine is not None and others is not None and not mine & others:
+            return True
+    return False
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Types that values of a schema can have; integers count as numbers; empty: not stated."""
+    for name in ("const", "enum"):
+        if name in schema:
+            values = [schema["const"]] if name == "const" else schema["enum"]
+            kinds = {kind_of(value) for value in values} if isinstance(values, list) else set()
+            break
+    else:
+        stated = schema.get("type", [])
+        kinds = {stated} if isinstance(stated, str) else set(map(str, stated))
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _constants(schema: Any) -> set[str] | None:
+    """The values of `const` or `enum`, as texts; `None` without them."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    return {_text(value) for value in values}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(float(value))
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,108 @@
+"""Regular expressions: what xgrammar would read otherwise than everybody is refused.
+
+xgrammar matches the whole answer and refuses look-around, back references, flags and the like by
+itself. It passes over anchors in the middle, takes unknown escapes for the letter, lets a dot match
+a line break, and writes what an expression spells into a JSON string unescaped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import RequestError
+
+_CLASSES = "dDwWsS"
+_CONTROLS = "nrtfv"
+_NUMBERED = "xu"
+NO_NEWLINE = "[^\\n]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """A character, an escape with what is written behind it, or a class of characters as one."""
+
+    at: int
+    text: str
+
+
+def checked_regex(text: str, *, in_json: bool = False) -> str:
+    """The expression in xgrammar's terms, with the meaning that Python's `re.fullmatch` gives it
+    (classes like \\d in ASCII).
+
+    Args:
+        in_json: it describes the inside of a JSON string, so nothing may need an escape there.
+
+    Raises:
+        RequestError: it says something that would be passed over.
+    """
+    depth = 0
+    parts: list[str] = []
+    atoms = list(_atoms(text))
+    for place, atom in enumerate(atoms):
+        before = atoms[place - 1].text if place else None
+        after = atoms[place + 1].text if place + 1 < len(atoms) else None
+        depth += (atom.text == "(") - (atom.text == ")")
+        if atom.text == "^" and not (depth == 0 and before in (None, "|")):
+            raise _refused(text, atom.at, "'^' stands where no answer begins")
+        if atom.text == "$" and not (depth == 0 and after in (None, "|")):
+            raise _refused(text, atom.at, "'$' stands where no answer ends")
+        if atom.text.startswith("["):
+            _check_class(text, atom, in_json)
+        elif atom.text.startswith("\\"):
+            _check_escape(text, atom.at, atom.text[1], in_json)
+        elif in_json and (atom.text == '"' or atom.text < " "):
+            raise _refused(text, atom.at, "this character needs an escape in JSON")
+        parts.append(NO_NEWLINE if atom.text == "." and not in_json else atom.text)
+    return "".join(parts)
+
+
+def _atoms(text: str) -> Iterator[_Atom]:
+    at = 0
+    while at < len(text):
+        size = 1
+        if text[at] == "\\":
+            size = 2
+        elif text[at] == "[":
+            size = _class_end(text, at) - at
+        if at + size > len(text):
+            raise _refused(text, at, "it ends in the middle")
+        yield _Atom(at, text[at : at + size])
+        at += size
+
+
+def _class_end(text: str, start: int) -> int:
+    at = start + 1
+    while at < len(text) and text[at] != "]":
+        at += 2 if text[at] == "\\" else 1
+    return at + 1
+
+
+def _check_class(text: str, atom: _Atom, in_json: bool) -> None:
+    inside = atom.text[1:-1]
+    negated = inside.startswith("^")  # of these xgrammar leaves out what JSON escapes
+    at = 0
+    while at < len(inside):
+        if inside[at] == "\\":
+            _check_escape(text, atom.at + 1 + at, inside[at + 1], in_json and not negated)
+            at += 1
+        elif in_json and not negated and (inside[at] == '"' or inside[at] < " "):
+            raise _refused(text, atom.at + 1 + at, "this character needs an escape in JSON")
+        elif inside.startswith(("[:", "&&", "--"), at):
+            raise _refused(text, atom.at + 1 + at, "sets of classes are not supported")
+        at += 1
+
+
+def _check_escape(text: str, at: int, letter: str, in_json: bool) -> None:
+    known = letter in _CLASSES + _CONTROLS + _NUMBERED or not letter.isalnum()
+    if not known:
+        raise _refused(text, at, f"the escape '\\{letter}' is not supported")
+    if in_json and (letter in _CONTROLS + _NUMBERED or letter in '"\\'):
+        raise _refused(text, at, f"'\\{letter}' spells what may need an escape in JSON")
+
+
+def _refused(text: str, at: int, why: str) -> RequestError:
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return RequestError(
+        f"The regular expression {shown!r} cannot be used",
+        why=f"at character {at}: {why}",
+        remedy="Write it without, or use a grammar",
+    )
