@@ -21,6 +21,7 @@ from headrace.config.hardware import Hardware, assumed_hardware
 from headrace.config.persona import KvKind
 from headrace.runner.detect import detect
 from headrace.testing.attention import Report, check_attention_backend
+from headrace.testing.attention_checks import metadata_in_graph
 from headrace.testing.paged_batches import Case, Pool, check, make_scene, run
 
 KINDS = (FlashInferBackend, FlashAttention3Backend)
@@ -173,6 +174,13 @@ def test_they_keep_every_claim_in_all_cases(kind: type[AttentionBackend]) -> Non
 def test_rows_without_new_tokens(kind: type[AttentionBackend]) -> None:
     rows = [(20, 0), (0, 5), (3, 0), (17, 30)]
     check(Case(rows=rows, dims=(64, 64), dtype=torch.bfloat16), on_the_cpu(kind), with_lse=True)
+
+
+@each
+@pytest.mark.usefixtures("libraries")
+def test_full_pages_and_padding_in_a_graph(kind: type[AttentionBackend]) -> None:
+    rows = [(15, 1), (0, 1), (-1, 1), (63, 1)]
+    metadata_in_graph(kind, Case(rows=rows, dims=(64, 64), dtype=torch.bfloat16, decode=True))
 
 
 @each
