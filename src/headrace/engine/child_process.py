@@ -49,13 +49,13 @@ class ChildProcess:
         self._on_message, self._on_exit = on_message, on_exit
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         try:
             address = _address(self._folder)
-            self._context = zmq.Context()
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.set_hwm(0)
-            self._socket.linger = 0
             self._socket.bind(address)
             self._process = subprocess.Popen(
                 [*program, *_options(address, config)],
@@ -63,7 +63,7 @@ class ChildProcess:
                 start_new_session=True,  # Ctrl-C is for us, who let the child drain
             )
         except BaseException:
-            shutil.rmtree(self._folder)
+            self._hang_up()
             raise
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._died)
@@ -114,12 +114,16 @@ class ChildProcess:
     def _end(self, code: int) -> None:
         self._read()
         self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        self._context.term()
+        self._hang_up()
         assert self._process.stdin is not None, "it was asked for"
         self._process.stdin.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # gone already if it ever said hello
         self._on_exit(_reason(code))
+
+    def _hang_up(self) -> None:
+        self._socket.close()
+        self._context.term()
+        if self._folder.exists():  # it never said hello
+            shutil.rmtree(self._folder)
 
 
 def _address(folder: Path) -> str:
