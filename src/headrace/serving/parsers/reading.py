@@ -1,0 +1,90 @@
+"""All that one chat request asks of the reading of its answers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.base.errors import UnsupportedError
+from headrace.serving.parsers.choice import NONE
+from headrace.serving.parsers.constraint import tool_constraint
+from headrace.serving.parsers.interpreter import Interpreter
+from headrace.serving.parsers.reasoning import REASONING_PARSERS, ReasoningParser
+from headrace.serving.parsers.tool_parser import TOOL_PARSERS, ToolParser
+from headrace.serving.parsers.tool_request import ToolRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How the answers to one request are read.
+
+    Attributes:
+        tool_parser: `None` if no calls are read.
+        constraint: a structural tag that generation must be held to, or `None`.
+        prompt: what the answers go on from.
+        stream_arguments: calls are shown as they come rather than once they are complete.
+    """
+
+    tool_parser: ToolParser | None
+    reasoning_parser: ReasoningParser | None
+    request: ToolRequest | None
+    constraint: dict[str, Any] | None
+    prompt: str
+    stream_arguments: bool
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tool_parser: str,
+        reasoning_parser: str,
+        request: ToolRequest | None,
+        prompt: str,
+        stream_arguments: bool = False,
+    ) -> "Reading":
+        """Settle it from names of parsers (or "none") and what the request says.
+
+        Raises:
+            UnsupportedError: the request wants calls and none can be read, or its tool_choice
+                needs a grammar that this model's way of calling has not.
+        """
+        tools = reasoning = constraint = None
+        if reasoning_parser != NONE:
+            reasoning = REASONING_PARSERS.entries(reasoning_parser)[-1]
+        if request is not None and request.callable_tools:
+            if tool_parser == NONE:
+                raise UnsupportedError(
+                    "tools cannot be called",
+                    why="this server has no parser for the way the model writes calls",
+                    remedy="Start it with --tool-call-parser and one of "
+                    f"{', '.join(sorted(TOOL_PARSERS))}, or send tool_choice none",
+                )
+            tools = TOOL_PARSERS.entries(tool_parser)[-1]
+            constraint = tool_constraint(tools, request, reasoning=reasoning, prompt=prompt)
+        return cls(
+            tool_parser=tools,
+            reasoning_parser=reasoning,
+            request=request,
+            constraint=constraint,
+            prompt=prompt,
+            stream_arguments=stream_arguments,
+        )
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Markers may be special tokens, so the text must come with those in it."""
+        has_special = self.tool_parser is not None and bool(self.tool_parser.special_markers)
+        return has_special or (self.reasoning_parser is not None and self.reasoning_parser.special)
+
+    def interpreter(self) -> Interpreter:
+        """One for each answer."""
+        request = self.request
+        most = None
+        if request is not None and (request.only is not None or not request.parallel):
+            most = 1
+        return Interpreter(
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            tools=None if request is None else request.schemas,
+            prompt=self.prompt,
+            live=self.stream_arguments,
+            most_calls=most,
+        )
