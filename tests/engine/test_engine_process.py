@@ -17,6 +17,7 @@ from headrace.base.errors import HeadraceError, RequestError, TooLongError
 from headrace.engine.client import EngineClient
 from headrace.llm import LLM
 from headrace.request.sampling_params import SamplingParams
+from headrace.request.structured_output import StructuredOutput
 
 WAIT = 20  # seconds after which something is stuck
 
@@ -134,6 +135,25 @@ def test_a_bad_request_is_refused_and_no_other(
         return await good
 
     assert shared.run(both()).endings()[0].reason == "length"
+
+
+def test_structured_output_is_held_to_its_form_or_refused(shared: Shared) -> None:
+    pytest.importorskip("xgrammar")
+
+    def of(**form: Any) -> SamplingParams:
+        return SamplingParams(structured=StructuredOutput(**form), max_tokens=30, temperature=0.0)
+
+    async def three() -> Answer:
+        with pytest.raises(RequestError, match="regex"):
+            await answer(shared.client, request(params=of(regex="(")))
+        left = request(params=of(regex="[ab]{30}"))
+        stream = asyncio.create_task(answer(shared.client, left))
+        await asyncio.sleep(0)
+        await shared.client.abort([left.request_id])
+        assert [ending.reason for ending in (await stream).endings()] == ["abort"]
+        return await answer(shared.client, request(params=of(choice=["yes", "no"])))
+
+    assert shared.run(three()).text() in ("yes", "no")
 
 
 def test_an_id_in_flight_is_refused(shared: Shared) -> None:

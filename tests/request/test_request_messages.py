@@ -30,6 +30,7 @@ from headrace.request.messages import (
 )
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.sampling_params import SamplingParams
+from headrace.request.structured_output import StructuredOutput
 
 ERRORS = [
     kind
@@ -48,7 +49,9 @@ EVERYTHING = SamplingParams(
     logprobs=2,
     prompt_logprobs=0,
     logprob_token_ids=[4],
+    structured=StructuredOutput(json_schema={"type": "object"}),
 )
+CHOICE = SamplingParams(structured=StructuredOutput(choice=["a", "b"]))
 INFO = EngineInfo(
     model="m",
     model_path="/models/m",
@@ -91,6 +94,7 @@ def there_and_back(message: object, union: object) -> object:
     "message",
     [
         Submit(request_id="r", prompt_token_ids=[1, 2], params=EVERYTHING, prompt_text="p"),
+        Submit(request_id="r", prompt_token_ids=[], params=CHOICE, default_max_tokens=3),
         Abort(["a", "b"]),
         Control(3, "stats", {"a": None}),
         Stop(1.5),

@@ -2,11 +2,12 @@
 
 import time
 
-from headrace.base.errors import HeadraceError, UnavailableError
+from headrace.base.errors import UnavailableError
 from headrace.base.log import get_logger
 from headrace.engine.engine import Engine, RequestHandle
 from headrace.engine.outputs import Piece
 from headrace.engine.process.controls import Controls
+from headrace.engine.process.entrance import Entrance
 from headrace.engine.process.link import Link
 from headrace.request.messages import (
     Abort,
@@ -25,6 +26,8 @@ from headrace.request.outcome import Finished
 log = get_logger(__name__)
 
 SIGNAL_DRAIN_SECONDS = 30.0  # what a signal to stop grants; the second one grants nothing
+GRAMMAR_SECONDS = 0.005  # between two looks at grammars that are being compiled, when idle
+ABORTED = "aborted by the caller"
 STOPPED = "the engine was stopped"
 
 
@@ -38,6 +41,7 @@ class ServingLoop:
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
         self._controls = Controls(engine)
+        self._entrance = Entrance(engine, refuse=link.send)
         self._handles: dict[str, RequestHandle] = {}
         self._news: list[Delta] = []
         self._deadline: float | None = None  # of the drain
@@ -47,7 +51,8 @@ class ServingLoop:
         """Returns when it was asked to stop and every request has its ending."""
         try:
             while not self._is_over():
-                self._take(wait=0 if self._engine.has_work else None)
+                self._take(wait=self._patience())
+                self._admit()
                 self._send_news()  # who was accepted hears so before a step that may be long
                 if self._engine.has_work:
                     self._engine.step()
@@ -58,6 +63,12 @@ class ServingLoop:
             self._controls.close()
 
     # ---- from the face
+
+    def _patience(self) -> float | None:
+        """How long to wait for messages."""
+        if self._engine.has_work:
+            return 0
+        return None if self._entrance.is_empty else GRAMMAR_SECONDS
 
     def _take(self, wait: float | None) -> None:
         left: list[str] = []
@@ -71,40 +82,30 @@ class ServingLoop:
             else:
                 self._drain(message)
         if left:
-            self._engine.abort(left, settle=False)
+            self._abort(left, ABORTED)
         if self._link.stop_signals > self._signals:
             self._signals = self._link.stop_signals
             self._drain(Stop(SIGNAL_DRAIN_SECONDS if self._signals == 1 else 0.0))
 
     def _submit(self, submit: Submit) -> None:
-        try:
-            if self._deadline is not None:
-                raise UnavailableError("The engine takes nothing new", why="it is being stopped")
-            handle = self._accepted(submit)
-        except HeadraceError as error:
-            self._link.send(Refused(submit.request_id, Failure.of(error)))
+        if self._deadline is None:
+            self._entrance.take(submit)
             return
-        except Exception as error:
-            log.exception("Request %s could not be queued", submit.request_id)
-            failure = HeadraceError("The request could not be queued", why=str(error))
-            self._link.send(Refused(submit.request_id, Failure.of(failure)))
-            return
-        self._handles[submit.request_id] = handle
-        self._news.append(Delta(submit.request_id, prompt_tokens=len(submit.prompt_token_ids)))
+        error = UnavailableError("The engine takes nothing new", why="it is being stopped")
+        self._link.send(Refused(submit.request_id, Failure.of(error)))
 
-    def _accepted(self, submit: Submit) -> RequestHandle:
-        prepared = self._engine.prepare(
-            submit.prompt_token_ids,
-            submit.params,
-            text=submit.prompt_text,
-            default_max_tokens=submit.default_max_tokens,
-        )
-        return self._engine.submit(
-            prepared,
-            request_id=submit.request_id,
-            priority=submit.priority,
-            cache_salt=submit.cache_salt,
-        )
+    def _admit(self) -> None:
+        for handle in self._entrance.admit():
+            self._handles[handle.request_id] = handle
+            prompt_tokens = len(handle.request.prompt_token_ids)
+            self._news.append(Delta(handle.request_id, prompt_tokens=prompt_tokens))
+
+    def _abort(self, request_ids: list[str], message: str) -> None:
+        ending = Finished("abort", message=message)
+        for submit in self._entrance.leave(request_ids):
+            for index in range(submit.params.n):
+                self._news.append(Delta(submit.request_id, index, finished=ending))
+        self._engine.abort(request_ids, message=message, settle=False)
 
     # ---- to the face
 
@@ -150,13 +151,18 @@ class ServingLoop:
 
     def _is_over(self) -> bool:
         left = self._seconds_left()
-        if left is None or (left > 0 and self._engine.has_work):
+        if left is None or (left > 0 and self._has_requests()):
             return False
-        if self._handles:
-            log.warning("Stopping: %d requests are aborted", len(self._handles))
-            self._engine.abort(tuple(self._handles), message=STOPPED)
+        if self._has_requests():
+            rest = [*self._handles, *self._entrance.request_ids]
+            log.warning("Stopping: %d requests are aborted", len(rest))
+            self._abort(rest, STOPPED)
+            self._engine.settle()
         self._tell()
         return True
+
+    def _has_requests(self) -> bool:
+        return self._engine.has_work or not self._entrance.is_empty
 
 
 def _delta(handle: RequestHandle, piece: Piece) -> Delta:
