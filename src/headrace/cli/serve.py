@@ -6,6 +6,7 @@ from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.base.log import log_to_stderr
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.serve_flags import server_config
+from headrace.serving.address import bind
 
 INSTALL = "pip install 'headrace[server]'"
 
@@ -17,6 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("No model is named", remedy="Give a path, a short name or a hub id")
     asked, config = engine_config(arguments), server_config(arguments)
     log_to_stderr(config.log_level)
+    listening = bind(config)  # a taken port shows before torch is imported
     try:
         from headrace.serving.launch import serve
     except ModuleNotFoundError as error:
@@ -25,4 +27,4 @@ def run(arguments: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"headrace serve needs the package {error.name}", remedy=f"Run {INSTALL}"
         ) from error
-    return serve(asked, config)
+    return serve(asked, config, listening)

@@ -23,8 +23,8 @@ def bearer(headers: Headers) -> str:
 
 
 def same(given: str, key: str | None) -> bool:
-    """Compared in constant time."""
-    return key is not None and secrets.compare_digest(given.encode(), key.encode())
+    """Compared in constant time. Header values are read as Latin-1, and keys are sent as UTF-8."""
+    return key is not None and secrets.compare_digest(given.encode("latin-1"), key.encode())
 
 
 class ApiKey:

@@ -107,6 +107,8 @@ def from_headrace(error: HeadraceError) -> ApiError:
 
 def from_faults(faults: Sequence[Any]) -> ApiError:
     """400 for what a request model found: the first few faults, each in a short sentence."""
+    if faults and faults[0].get("type") == "json_invalid":
+        return _not_json(faults[0])
     told, first = [], None
     for fault in faults[:_LISTED_FAULTS]:
         place = _place(fault.get("loc", ()))
@@ -119,6 +121,14 @@ def from_faults(faults: Sequence[Any]) -> ApiError:
     if len(faults) > _LISTED_FAULTS:
         told.append(f"and {len(faults) - _LISTED_FAULTS} more faults")
     return ApiError(400, "; ".join(told) or "The body is not valid", param=first)
+
+
+def _not_json(fault: Mapping[str, Any]) -> ApiError:
+    reason = shown(str(fault.get("ctx", {}).get("error", "")), 100)
+    place = fault.get("loc", ("", ""))[-1]
+    return ApiError(
+        400, f"The body is not JSON: {reason} at character {place}", code="invalid_json"
+    )
 
 
 def _place(location: Sequence[Any]) -> str | None:

@@ -1,8 +1,7 @@
-"""`headrace serve`: socket, engine, HTTP, signals, and the way out.
+"""`headrace serve`: engine, HTTP, signals, and the way out.
 
-The port is bound first, so that a taken one shows before a model loads. HTTP answers from then on:
-503 while the model loads. The first SIGTERM or SIGINT lets requests end for `drain_seconds`; the
-second ends everything at once.
+HTTP answers at once, 503 while the model loads. The first SIGTERM or SIGINT lets requests end for
+`drain_seconds`; the second ends everything at once.
 """
 
 import asyncio
@@ -30,51 +29,22 @@ log = get_logger(__name__)
 OK, ENGINE_DIED = 0, 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
-_BACKLOG = 2048
 
 
-def serve(asked: EngineConfig, config: ServerConfig) -> int:
+def serve(asked: EngineConfig, config: ServerConfig, listening: socket.socket) -> int:
     """Serve until a signal comes or the engine is dead for good.
+
+    Args:
+        listening: where; see `address.bind`.
 
     Returns:
         0 after a signal and a drain, 1 after the engine's death, 128 + n after a second signal n.
 
     Raises:
-        HeadraceError: the address cannot be had, or the model cannot be served.
+        HeadraceError: the model cannot be served.
     """
-    listening = bind(config)
     with contextlib.closing(listening), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(Server(asked, config, listening).run())
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket that listens on the address that was asked.
-
-    Raises:
-        ConfigError: the port is taken, or this machine has no such address.
-    """
-    place = f"{config.host}:{config.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            f"host is {config.host!r}", why=str(error), remedy="Name an address of this machine"
-        ) from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise ConfigError(
-            f"Cannot listen on {place}",
-            why=error.strerror or str(error),
-            remedy="Name another --port (0: one that is free) or --host",
-        ) from error
-    return listening
 
 
 class Server:
@@ -118,11 +88,11 @@ class Server:
         """
         service, config = self.service, self._config
         asked = service.asked
-        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, asked))
         restart = config.on_engine_death == "restart"
-        engine = await EngineClient.start(asked, restart=restart)
-        service.tokenizer = await loading
-        service.engine = engine
+        engine, tokenizer = await asyncio.gather(
+            EngineClient.start(asked, restart=restart), asyncio.to_thread(load_tokenizer, asked)
+        )
+        service.engine, service.tokenizer = engine, tokenizer
         self._tell_ready()
         reason = await engine.wait_dead()
         if not self._signals:

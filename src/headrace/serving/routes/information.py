@@ -55,6 +55,6 @@ async def server_info(service: Annotated[Service, Depends(service_of)]) -> Respo
         "max_total_num_tokens": info.kv_tokens,
         "requests_in_flight": len(service.in_flight),
         "requests_without_a_token": len(service.waiting),
-        "internal_states": [msgspec.to_builtins(engine.load)],
+        "internal_states": [msgspec.structs.asdict(engine.load)],
     }
     return json_response(reply)

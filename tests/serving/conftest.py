@@ -1,0 +1,59 @@
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))  # the tiny checkpoints live there
+
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+from tiny_engine import write_checkpoint
+
+from headrace.config.engine_config import EngineConfig
+from headrace.serving.app import make_app
+from headrace.serving.prompts import load_tokenizer
+from headrace.serving.server_config import ServerConfig
+from headrace.serving.service import Service
+from headrace.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("serving") / "tiny", "llama")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    made = load_tokenizer(EngineConfig(model=str(tiny_folder)))
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def make_service(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[..., Service]:
+    def make(**options: Any) -> Service:
+        config = ServerConfig(**options)
+        return Service(
+            config=config, asked=EngineConfig(model="tiny"), engine=engine, tokenizer=tokenizer
+        )
+
+    return make
+
+
+@pytest.fixture
+def service(make_service: Callable[..., Service]) -> Service:
+    return make_service()
+
+
+@pytest.fixture
+def http(service: Service) -> Iterator[TestClient]:
+    """A client that raises nothing: a bug of the server is a 500 to it, as to anybody."""
+    with TestClient(make_app(service), raise_server_exceptions=False) as client:
+        yield client

@@ -1,0 +1,177 @@
+"""No body makes a 422 or a 500, and every error has one shape and a bounded message."""
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from headrace.serving.app import make_app
+from headrace.serving.errors import LONGEST_MESSAGE, ApiError
+
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize")
+BODIES = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "text": b'"text"',
+    "number": b"5",
+    "null": b"null",
+    "list": b"[]",
+    "empty": b"{}",
+    "deep": b"[" * 100_000,
+    "deep object": b'{"a":' * 50_000,
+    "deep field": b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "huge integer": b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    "large integer": b'{"prompt": [9999999999999999999999], "tokens": [9999999999999999999999]}',
+    "NaN": b'{"prompt": "a", "text": "a", "temperature": NaN, "sampling_params": {"top_p": NaN}}',
+    "infinity": b'{"prompt": "a", "temperature": Infinity, "tokens": [Infinity]}',
+    "not UTF-8": b'{"prompt": "\xff\xfe"}',
+    "lone surrogate": rb'{"prompt": "\ud800", "text": "\ud800", "model": "\udfff"}',
+    "lone surrogate in messages": rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+    "surrogate names": rb'{"\ud800": 1, "prompt": 5}',
+    "wrong types": json.dumps(
+        {name: {"a": [1]} for name in ("prompt", "messages", "n", "stop", "text", "tokens")}
+    ).encode(),
+    "true for numbers": b'{"prompt": "a", "n": true, "max_tokens": true, "tokens": [true]}',
+    "texts for numbers": b'{"prompt": "a", "temperature": "0.5"}',
+    "many faults": json.dumps(
+        {"messages": [{}] * 3000, "stop": [1] * 3000, "prompt": [[]] * 3000, "n": "x"}
+    ).encode(),
+    "long value": json.dumps({"prompt": 5, "model": "x" * 100_000, "n": "y" * 100_000}).encode(),
+    "null byte": b'{"prompt": "\\u0000", "n": "\\u0000"}',
+    "mixed prompts": b'{"prompt": [1, "a", [2]], "text": [1], "tokens": [[1], 2]}',
+    "negative ids": b'{"prompt": [-1], "input_ids": [-1], "tokens": [-1]}',
+    "byte order mark": b"\xef\xbb\xbf{}",
+    "utf-16": '{"prompt": "a"}'.encode("utf-16"),
+    "duplicate keys": b'{"prompt": "a", "n": 0, "n": 0}',
+}
+
+
+def check_shape(answer) -> dict:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert len(body["error"]["message"]) <= LONGEST_MESSAGE
+    assert len(answer.content) < 2000
+    return body["error"]
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("route", ROUTES)
+def test_bad_bodies(http: TestClient, route, name) -> None:
+    answer = http.post(route, content=BODIES[name], headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        check_shape(answer)
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_most_bad_bodies_are_refused(http: TestClient, route) -> None:
+    headers = {"content-type": "application/json"}
+    for name in ("no JSON", "text", "list", "deep", "huge integer", "not UTF-8", "wrong types"):
+        assert http.post(route, content=BODIES[name], headers=headers).status_code == 400, name
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "temperature": [-1, 1e9, "x", [1]],
+        "top_p": [0, -0.1, 1.1],
+        "top_k": [-2, 1.5, 2**40],
+        "min_p": [-1, 2],
+        "n": [0, -1, 5000],
+        "max_tokens": [0, -1, 2**40, 1.5],
+        "min_tokens": [-1],
+        "presence_penalty": [3],
+        "frequency_penalty": [-3],
+        "repetition_penalty": [0, -1],
+        "logit_bias": [{"a": 1}, {"-1": 1}, {"5": "x"}, [1], {"5": 1e30}],
+        "seed": [2**70, 1.5, "x"],
+        "stop": [[""], [1], {}, ""],
+        "stop_token_ids": [[-1], ["a"], [2**40], list(range(100))],
+        "logprobs": [-1, 21, "x"],
+        "prompt_logprobs": [-1, 21],
+        "best_of": [0, 1000],
+        "stream": ["yes", 1],
+        "stream_options": [{}, []],
+        "allowed_token_ids": [[]],
+        "bad_words": [[""]],
+        "logprobs_mode": ["odd"],
+        "suffix": ["x"],
+        "regex": ["a"],
+        "lora_path": ["x"],
+        "priority": [2**40],
+        "cache_salt": ["x" * 300],
+        "rid": ["", "x" * 200],
+        "prompt": ["", [], [[]], [["a"]], {}, 5, None, [1.5], [True]],
+    }.items(),
+)
+def test_values_out_of_range_are_named(http: TestClient, engine, field, values) -> None:
+    for value in values:
+        if field == "prompt" and value == "":
+            continue  # what a tokenizer makes of it is the engine's to judge
+        body = {"prompt": "a", field: value}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.status_code == 400, (value, answer.text)
+        error = check_shape(answer)
+        assert field in error["message"], (value, error)
+        assert error["param"] is None or error["param"].startswith(field)
+    assert not engine.submits
+
+
+def test_another_content_type_is_415(http: TestClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        answer = http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
+        assert answer.status_code == 415, kind
+        check_shape(answer)
+    kind = {"content-type": "application/json; charset=utf-8"}
+    body = b'{"prompt": "a"}'
+    assert http.post("/v1/completions", content=body, headers=kind).status_code == 200
+
+
+def test_large_bodies_are_413(make_service) -> None:
+    with TestClient(make_app(make_service(max_body_bytes=2000))) as http:
+        large = {"prompt": "a" * 3000}
+        assert http.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 200
+        answer = http.post("/v1/completions", json=large)
+        assert answer.status_code == 413
+        check_shape(answer)
+        pieces = iter([b'{"prompt": "', b"a" * 3000, b'"}'])  # without a length in advance
+        headers = {"content-type": "application/json"}
+        answer = http.post("/v1/completions", content=pieces, headers=headers)
+        assert answer.status_code == 413
+        check_shape(answer)
+
+
+def test_unknown_paths_methods_and_models(http: TestClient) -> None:
+    assert check_shape(http.get("/nosuch"))["code"] == "no_such_path"
+    answer = http.get("/v1/completions")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    check_shape(answer)
+    for answer in (
+        http.post("/v1/completions", json={"prompt": "a", "model": "other"}),
+        http.get("/v1/models/other/one"),
+    ):
+        assert answer.status_code == 404
+        assert check_shape(answer)["code"] == "model_not_found"
+
+
+def test_the_models_name_is_not_read_when_so_asked(make_service) -> None:
+    with TestClient(make_app(make_service(check_model_name=False))) as http:
+        reply = http.post("/v1/completions", json={"prompt": "a", "model": "other"}).json()
+        assert reply["model"] == "other"
+
+
+def test_a_bug_is_a_500_of_the_same_shape_that_tells_nothing(http, engine) -> None:
+    engine.refuse = lambda submit: 1 / 0  # type: ignore[return-value]
+    answer = http.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert check_shape(answer)["message"] == "The server failed; its log says why"
+
+
+def test_messages_are_bounded_and_can_be_encoded() -> None:
+    error = ApiError(400, "x" * 5000 + "\ud800", param="\ud800" * 500)
+    assert len(error.body.error.message) == LONGEST_MESSAGE
+    assert len(error.encoded()) < 2000
