@@ -1,7 +1,7 @@
 """Grammars as the engine sees them, whatever library makes them, and the mask of one sequence."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -36,7 +36,8 @@ class CompiledGrammar(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def matcher(self) -> GrammarMatcher: ...
+    @property
+    def matcher(self) -> Callable[[], GrammarMatcher]: ...
 
 
 class GrammarBackend(Protocol):

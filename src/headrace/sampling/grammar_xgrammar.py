@@ -1,6 +1,6 @@
 """Grammars by xgrammar (Dong et al., 2024), which the extra `grammar` installs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +12,7 @@ from headrace.sampling.grammar import CompiledGrammar
 from headrace.sampling.json_schema import checked_schema
 from headrace.sampling.regex_text import checked_regex
 from headrace.sampling.structural_tag import checked_structural_tag
+from headrace.sampling.utf8_masks import Utf8Masks
 from headrace.text.tokenizer import Tokenizer
 
 MAX_MESSAGE = 500
@@ -71,13 +72,15 @@ class XgrammarBackend:
         assert pieces is not None, "the engine refuses other tokenizers"
         hidden = tokenizer.special_ids | frozenset(end_token_ids)
         known = range(min(vocab_size, tokenizer.vocab_size))
+        plain = [b"" if token in hidden else pieces[token] for token in known]
+        self._pieces, self._utf8 = plain, Utf8Masks(plain, vocab_size)
         self._xgrammar: Any = xgrammar
         self._compiler = xgrammar.GrammarCompiler(
             xgrammar.TokenizerInfo(
-                [b"" if token in hidden else pieces[token] for token in known],
+                plain,
                 xgrammar.VocabType.RAW,
                 vocab_size=vocab_size,
-                stop_token_ids=sorted(end_token_ids),
+                stop_token_ids=[],  # those of each request are its mask's business
                 add_prefix_space=False,
             ),
             max_threads=1,  # its caller has threads, and keeps the results
@@ -86,7 +89,13 @@ class XgrammarBackend:
 
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
         try:
-            return XgrammarGrammar(self._xgrammar, self._compile(structured))
+            compiled = self._compile(structured)
+            return XgrammarGrammar(
+                compiled.memory_size_bytes,
+                lambda: XgrammarMatcher(
+                    self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8
+                ),
+            )
         except RequestError:
             raise
         except Exception as error:  # xgrammar's own errors share no type
@@ -114,32 +123,30 @@ class XgrammarBackend:
 class XgrammarGrammar:
     """A `CompiledGrammar`."""
 
-    def __init__(self, xgrammar: Any, compiled: Any) -> None:
-        self._xgrammar, self._compiled = xgrammar, compiled
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self._compiled.memory_size_bytes)
-
-    def matcher(self) -> "XgrammarMatcher":
-        return XgrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled))
+    def __init__(self, size_bytes: int, matcher: Callable[[], "XgrammarMatcher"]) -> None:
+        self.size_bytes, self.matcher = size_bytes, matcher
 
 
 class XgrammarMatcher:
     """A `GrammarMatcher`."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, pieces: Sequence[bytes], utf8: Utf8Masks) -> None:
+        self._matcher, self._pieces, self._utf8 = matcher, pieces, utf8
+        self._last_byte = 0
 
     @property
     def is_complete(self) -> bool:
         return bool(self._matcher.is_completed())
 
     def accept(self, token_id: int) -> bool:
-        return bool(self._matcher.accept_token(token_id))
+        if not self._matcher.accept_token(token_id):
+            return False
+        self._last_byte = self._pieces[token_id][-1]  # no token without bytes is accepted
+        return True
 
     def allowed(self, line: Tensor) -> None:
         self._matcher.fill_next_token_bitmask(line[None], 0)
+        self._utf8.narrow(line, self._last_byte)
 
 
 def _choices(structured: StructuredOutput) -> str:

@@ -18,9 +18,11 @@ from headrace.sampling.json_schema_values import (
     check_counts,
     check_numbers,
     check_string,
+    form_as_pattern,
     kind_of,
     refused,
 )
+from headrace.sampling.regex_text import checked_regex
 
 MAX_DEPTH = 64
 MAX_NODES = 5_000
@@ -160,6 +162,8 @@ class _Checker:
             check_numbers(keywords, kinds, at)
         out |= {key: value for key, value in keywords.items() if not isinstance(value, dict | list)}
         out.pop("uniqueItems", None)
+        if "string" in kinds:
+            form_as_pattern(out)
         if "array" in kinds:
             out |= self._array(keywords, at)
         if "object" in kinds:
@@ -236,10 +240,13 @@ class _Checker:
                 raise refused(at, "patternProperties cannot be combined with other names")
             for pattern in patterns:
                 check_string({"pattern": pattern}, at)
-            out["patternProperties"] = self._map(patterns, (*at, "patternProperties"))
+            schemas = self._map(patterns, (*at, "patternProperties"))
+            out["patternProperties"] = {
+                checked_regex(pattern, in_json=True): schema for pattern, schema in schemas.items()
+            }
         if "propertyNames" in keywords:
             names = self._node(keywords["propertyNames"], (*at, "propertyNames"))
-            if not set(names) <= {"type", "pattern", "minLength", "maxLength", "enum"}:
+            if not set(names) <= {"type", "pattern", "enum"}:
                 raise refused(at, "propertyNames is supported with pattern, lengths or enum")
             if names.get("type", "string") != "string" or any(
                 not isinstance(name, str) for name in names.get("enum", [])

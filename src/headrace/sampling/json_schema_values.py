@@ -99,6 +99,17 @@ def check_string(keywords: Mapping[str, Any], at: Pointer) -> None:
             raise refused(at, f"the pattern {shown(keywords['pattern'])}: {error.why}") from error
 
 
+def form_as_pattern(keywords: dict[str, Any]) -> None:
+    """Write the pattern in xgrammar's terms, and lengths as one: by itself xgrammar lets control
+    characters into strings with lengths."""
+    if "pattern" in keywords:
+        keywords["pattern"] = checked_regex(keywords["pattern"], in_json=True)
+    low, high = keywords.pop("minLength", None), keywords.pop("maxLength", None)
+    if low is not None or high is not None:
+        times = f"{{{low or 0},{'' if high is None else high}}}"
+        keywords["pattern"] = f'^[^"\\\\\\x00-\\x1f]{times}$'
+
+
 def check_numbers(keywords: Mapping[str, Any], kinds: list[str], at: Pointer) -> None:
     """Bounds and multiples as xgrammar can count them."""
     whole = "number" not in kinds

@@ -2,7 +2,8 @@
 
 xgrammar matches the whole answer and refuses look-around, back references, flags and the like by
 itself. It passes over anchors in the middle, takes unknown escapes for the letter, lets a dot match
-a line break, and writes what an expression spells into a JSON string unescaped.
+a line break, has blanks of its own, and writes what an expression spells into a JSON string as it
+is.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from headrace.base.errors import RequestError
 _CLASSES = "dDwWsS"
 _CONTROLS = "nrtfv"
 _NUMBERED = "xu"
-NO_NEWLINE = "[^\\n]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,20 @@ def checked_regex(text: str, *, in_json: bool = False) -> str:
         if atom.text == "$" and not (depth == 0 and after in (None, "|")):
             raise _refused(text, atom.at, "'$' stands where no answer ends")
         if atom.text.startswith("["):
-            _check_class(text, atom, in_json)
-        elif atom.text.startswith("\\"):
+            parts.append(_class(text, atom, in_json))
+            continue
+        if atom.text.startswith("\\"):
             _check_escape(text, atom.at, atom.text[1], in_json)
         elif in_json and (atom.text == '"' or atom.text < " "):
             raise _refused(text, atom.at, "this character needs an escape in JSON")
-        parts.append(NO_NEWLINE if atom.text == "." and not in_json else atom.text)
+        if atom.text == "." and not in_json:
+            parts.append("[^\\n]")
+        elif atom.text == "\\s":
+            parts.append(f"[{_blanks(in_json)}]")
+        elif atom.text == "\\S":
+            parts.append(f"[^{_blanks(False)}]")
+        else:
+            parts.append(atom.text)
     return "".join(parts)
 
 
@@ -76,19 +84,34 @@ def _class_end(text: str, start: int) -> int:
     return at + 1
 
 
-def _check_class(text: str, atom: _Atom, in_json: bool) -> None:
+def _class(text: str, atom: _Atom, in_json: bool) -> str:
+    """A class of characters, with the blanks of \\s written out."""
+    parts: list[str] = []
     inside = atom.text[1:-1]
     negated = inside.startswith("^")  # of these xgrammar leaves out what JSON escapes
     at = 0
     while at < len(inside):
         if inside[at] == "\\":
-            _check_escape(text, atom.at + 1 + at, inside[at + 1], in_json and not negated)
-            at += 1
-        elif in_json and not negated and (inside[at] == '"' or inside[at] < " "):
+            letter = inside[at + 1]
+            _check_escape(text, atom.at + 1 + at, letter, in_json and not negated)
+            if letter == "S":
+                raise _refused(text, atom.at + 1 + at, "'\\S' within a class is not supported")
+            blanks = _blanks(in_json and not negated)
+            parts.append(blanks if letter == "s" else inside[at : at + 2])
+            at += 2
+            continue
+        if in_json and not negated and (inside[at] == '"' or inside[at] < " "):
             raise _refused(text, atom.at + 1 + at, "this character needs an escape in JSON")
-        elif inside.startswith(("[:", "&&", "--"), at):
+        if inside.startswith(("[:", "&&", "--"), at):
             raise _refused(text, atom.at + 1 + at, "sets of classes are not supported")
+        parts.append(inside[at])
         at += 1
+    return f"[{''.join(parts)}]"
+
+
+def _blanks(in_json: bool) -> str:
+    """What \\s stands for; all but the space need an escape in JSON."""
+    return " " if in_json else " \\t\\n\\r\\f\\v"
 
 
 def _check_escape(text: str, at: int, letter: str, in_json: bool) -> None:
