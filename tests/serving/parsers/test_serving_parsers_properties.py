@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -56,7 +57,7 @@ def read(reader: Interpreter, pieces: list[str]) -> list[object]:
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [text[begin:end] for begin, end in pairwise(edges)]
 
 
 def nameless(answer: Collected) -> tuple[object, ...]:
@@ -107,9 +108,9 @@ def test_text_without_a_call_is_the_content(family: str, text: str) -> None:
     if answer.calls:
         return
     markers = TOOL_PARSERS.entries(family)[0].markers
-    bare = next((word for word in markers if text.rstrip().endswith(word)), None)
-    allowed = {text} if bare is None else {text, text.rstrip().removesuffix(bare)}
-    assert answer.content in allowed | {each.rstrip() for each in allowed - {text}}
+    left = text.rstrip()  # a marker with nothing after it is no text
+    bare = {left.removesuffix(word) for word in markers if left.endswith(word)}
+    assert answer.content in {text} | bare | {each.rstrip() for each in bare}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,31 +123,20 @@ def test_calls_are_whole_and_their_arguments_json_objects(family: str, text: str
     starts = [event.index for event in events if isinstance(event, CallStarted)]
     ends = [event.index for event in events if isinstance(event, CallEnded)]
     assert starts == ends == list(range(len(starts)))
-    "".join(map(str, events)).encode()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100, deadline=None)
-@given(text=texts)
-def test_live_calls_lose_nothing_either(family: str, text: str) -> None:
-    """Every letter is in content, reasoning, a name or arguments."""
-    answer = collect(read(interpreter(family, None, live=True), [text]))
-    shown = answer.content + "".join(call.name + call.arguments for call in answer.calls)
-    for letter in "雨é":
-        escaped = shown.count({"é": "\\u00e9"}.get(letter, letter))
-        assert shown.count(letter) + (escaped if letter == "é" else 0) >= text.count(letter) - (
-            text.count(f"<parameter={letter}")
-        )
+    "".join(map(str, events)).encode()  # half a surrogate pair would break the reply
 
 
 plain = st.text("abc xyz.\n,é<>-", max_size=20).filter(
     lambda text: not re.search("<(tool|func|/)", text)
 )
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none() | st.booleans() | numbers | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 arguments = st.dictionaries(st.text(max_size=6), values, max_size=4).filter(
     lambda value: "\ud800" not in str(value)
 )
@@ -175,9 +165,5 @@ def test_calls_among_text(
     )
     answer = collect(read(interpreter("hermes", None, live=live), cut(text + tail, places)))
     assert [call.arguments for call in answer.calls] == written
-    assert answer.content.split() == "".join(
-        before if index == 0 else f"{before}"
-        for index, (before, _) in enumerate([*parts, (tail, {})])
-    ).split() or answer.content.replace("\n", "").replace(" ", "") == re.sub(
-        r"\s", "", "".join(before for before, _ in parts) + tail
-    )
+    around = "".join(before for before, _ in parts) + tail
+    assert re.sub(r"\s", "", answer.content) == re.sub(r"\s", "", around)

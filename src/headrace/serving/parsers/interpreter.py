@@ -157,7 +157,9 @@ class Interpreter:
         except Unreadable:
             unseen = self._calls.give_up()
             is_bare = unseen.strip(SPACE) in self._tool_parser.markers
-            if not (is_bare and scanner.closed and scanner.at == len(scanner.text)):
+            if is_bare and scanner.closed and scanner.at == len(scanner.text):
+                self._gap = self._gap if not self._trims else ""
+            else:
                 give_back(unseen)
 
     def _reason(self, text: str) -> None:

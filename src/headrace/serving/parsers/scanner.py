@@ -106,18 +106,12 @@ class Scanner:
 
     def literal_ahead(self, words: tuple[str, ...], ahead: int = 0) -> Steps[str]:
         """The longest of the words that stands so far ahead, or nothing."""
-        found = ""
-        waiting = words
-        size = 0
-        while waiting:
-            found = next((word for word in waiting if len(word) == size), found)
-            character = yield from self.peek(ahead + size)
-            waiting = tuple(
-                word
-                for word in waiting
-                if character and len(word) > size and word[size] == character
-            )
+        found, size = "", 0
+        while words and (character := (yield from self.peek(ahead + size))):
+            words = tuple(word for word in words if word[size] == character)
             size += 1
+            found = next((word for word in words if len(word) == size), found)
+            words = tuple(word for word in words if len(word) > size)
         return found
 
     def accept(self, *words: str) -> Steps[str]:
