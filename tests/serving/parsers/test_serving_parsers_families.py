@@ -66,6 +66,7 @@ HERMES = {
         "a\n\nb",
         [("clock", "{}")],
     ),
+    "text behind alone": ('<tool_call>{"name": "clock"}</tool_call>\n\nb', "b", [("clock", "{}")]),
     "numbers, escapes and spaces as written": (
         '<tool_call>{"name": "set", "arguments": {"size":1.50e+3,  "text": "\\u00e9\\/" }}'
         "</tool_call>",
