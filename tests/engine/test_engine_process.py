@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 import random
 import time
 from collections.abc import Coroutine, Iterator
@@ -105,6 +106,7 @@ def test_what_the_engine_is_goes_to_its_client(shared: Shared, llama_folder: Pat
     assert info.has_tokenizer
     assert info.kv_tokens >= 256
     assert shared.client.state == "ready"
+    assert os.getsid(info.pid) != os.getsid(0)  # Ctrl-C in a terminal is for the parent alone
 
 
 # ---- refusals

@@ -1,0 +1,110 @@
+"""The loop of the engine's process over a link that says its lines: drains, deadlines, signals."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from children import SHORT, request
+from tiny_engine import make_engine
+
+from headrace.engine.process.loop import ServingLoop
+from headrace.request.messages import Abort, Draining, FromEngine, Refused, Stop, ToEngine, Turn
+from headrace.request.sampling_params import SamplingParams
+
+FOREVER = SamplingParams(max_tokens=200, ignore_eos=True, n=2)
+
+Said = list[ToEngine] | Callable[[], None]
+
+
+class ScriptedLink:
+    """Gives one entry of the script to each turn, then nothing for as many as are asked for."""
+
+    def __init__(self, *script: Said) -> None:
+        self.stop_signals = 0
+        self.sent: list[FromEngine] = []
+        self._script: Iterator[Said] = iter(script)
+        self._silent_turns = 0
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        said = next(self._script, None)
+        if said is None:
+            self._silent_turns += 1
+            assert self._silent_turns < 1000, "the loop does not end"
+            assert wait is not None, "the loop sleeps for ever"
+            return []
+        if callable(said):
+            said()
+            return []
+        return said
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+    def signal(self) -> None:
+        self.stop_signals += 1
+
+    def endings(self) -> list[tuple[str, int, str, str]]:
+        return [
+            (delta.request_id, delta.index, delta.finished.reason, delta.finished.message)
+            for turn in self.sent
+            if isinstance(turn, Turn)
+            for delta in turn.deltas
+            if delta.finished is not None
+        ]
+
+
+def serve(folder: Path, link: ScriptedLink) -> ScriptedLink:
+    engine = make_engine(folder)
+    ServingLoop(engine, link).run()  # type: ignore[arg-type]
+    assert not engine.has_work
+    engine.scheduler.check_integrity()
+    return link
+
+
+def test_a_drain_lets_requests_end_and_takes_no_new_ones(llama_folder: Path) -> None:
+    first = request(request_id="first", params=SHORT)
+    late = request(request_id="late", params=SHORT)
+    link = serve(llama_folder, ScriptedLink([first], [Stop(60.0)], [late]))
+    assert link.endings() == [("first", 0, "length", "")]
+    assert [type(message) for message in link.sent].count(Draining) == 1
+    (refused,) = [message for message in link.sent if isinstance(message, Refused)]
+    assert (refused.request_id, refused.failure.kind) == ("late", "UnavailableError")
+
+
+@pytest.mark.parametrize("how", ["deadline", "second signal", "signal and stop"])
+def test_what_is_left_at_the_end_of_a_drain_is_aborted(llama_folder: Path, how: str) -> None:
+    link = ScriptedLink()
+    ways: dict[str, list[Said]] = {
+        "deadline": [[Stop(0.0)]],
+        "second signal": [link.signal, link.signal],
+        "signal and stop": [link.signal, [Stop(0.0)]],
+    }
+    script: list[Said] = [[request(request_id="r", params=FOREVER)], [], *ways[how]]
+    link._script = iter(script)
+    serve(llama_folder, link)
+    stopped = ("abort", "the engine was stopped")
+    assert sorted(link.endings()) == [("r", 0, *stopped), ("r", 1, *stopped)]
+    assert [type(message) for message in link.sent].count(Draining) == 1
+
+
+def test_an_idle_engine_stops_at_once(llama_folder: Path) -> None:
+    assert serve(llama_folder, ScriptedLink([Stop(60.0)])).endings() == []
+
+
+def test_who_comes_and_goes_in_one_turn_ends_once_per_continuation(llama_folder: Path) -> None:
+    submit = request(request_id="r", params=FOREVER)
+    link = serve(llama_folder, ScriptedLink([submit, Abort(["r"])], [Abort(["r"])], [Stop(0.0)]))
+    aborted = ("abort", "aborted by the caller")
+    assert link.endings() == [("r", 0, *aborted), ("r", 1, *aborted)]
+
+
+def test_a_turn_is_one_message_with_the_load_after_it(llama_folder: Path) -> None:
+    submits: list[ToEngine] = [request(params=SHORT) for _ in range(4)]
+    link = serve(llama_folder, ScriptedLink(submits, [Stop(60.0)]))
+    turns = [message for message in link.sent if isinstance(message, Turn)]
+    assert len(turns[0].deltas) == 4  # accepted
+    assert all(len(turn.deltas) == 4 for turn in turns[1:])
+    last = turns[-1].load
+    assert (last.running, last.waiting) == (0, 0)
+    assert last.pages_free + last.pages_cached == last.pages_total
+    assert turns[1].load.running == 4
