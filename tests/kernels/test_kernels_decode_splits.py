@@ -1,10 +1,17 @@
 """The host rule for split-KV decode."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels.decode_splits import KEYS_PER_SPLIT, MAX_SPLITS, decode_splits
+from headrace.kernels.decode_splits import (
+    KEYS_PER_SPLIT,
+    MAX_SPLITS,
+    decode_splits,
+    fair_share,
+    most_runs,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +52,18 @@ def test_splits_are_few_powers_of_two_and_worth_their_while(
     keys = max_seq_len if window is None else min(max_seq_len, window)
     assert splits == 1 or (splits - 1) * KEYS_PER_SPLIT < keys
     assert splits == 1 or splits * batch * kv_heads < 2 * multiprocessors + batch * kv_heads
+
+
+@pytest.mark.parametrize(("batch", "runs"), [(1, 64), (32, 4), (64, 2), (128, 1), (4096, 1)])
+def test_runs_are_bounded_by_the_programs(batch, runs):
+    assert most_runs(batch=batch, kv_heads=8) == runs
+
+
+def test_a_fair_share_gives_every_program_the_same_number_of_keys():
+    lengths = torch.tensor([1056] * 32, dtype=torch.int32)
+    assert fair_share(lengths, kv_heads=8, multiprocessors=132).tolist() == [1024]
+    mixed = torch.tensor([100, 8000, 0], dtype=torch.int32)
+    assert fair_share(mixed, kv_heads=8, multiprocessors=132).tolist() == [8100 * 8 // 264]
+    assert fair_share(mixed, kv_heads=8, multiprocessors=132, window=500).tolist() == [
+        KEYS_PER_SPLIT
+    ]

@@ -23,7 +23,13 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
-from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
+from headrace.kernels.decode_splits import (
+    DecodeScratch,
+    decode_splits,
+    fair_share,
+    most_runs,
+    multiprocessors,
+)
 from headrace.kernels.support_triton import has_dependent_launch, triton_available
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
@@ -86,6 +92,8 @@ class TritonBackend(AttentionBackend):
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
         self._pdl = has_dependent_launch(device)
         self._tables_ready = False
+        self._splits: int | None = None  # of a graph, whose rows are cut by their own lengths
+        self._share: Tensor | None = None
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._max_seq_len = self._max_extend = 0
         self._covered = 0  # leading tokens of a step that belong to rows
@@ -106,6 +114,7 @@ class TritonBackend(AttentionBackend):
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         rows = _decode_rows(batch)
         self._decode_rows, self._tables_ready = rows, False
+        self._splits = self._share = None
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
         self._covered = sum(batch.bounds.extend_lens)
@@ -115,12 +124,22 @@ class TritonBackend(AttentionBackend):
         self._scratch = self._eager
 
     def prepare_metadata_in_graph(self, batch: ForwardBatch) -> None:
-        """The graph serves every length: the splits are those of the longest.
+        """The graph serves every length: rows are cut on the device, by their share of all keys.
 
         Between the graph's preparation and the first layer lies the embedding, which is launched
         without dependent launch: the tables are complete before any layer starts.
         """
         self._max_seq_len, self._tables_ready = self.max_model_len, True
+        kv_heads = self.attention.num_kv_heads
+        self._splits = most_runs(batch=batch.num_sequences, kv_heads=kv_heads)
+        self._share = None
+        if self._splits > 1:
+            self._share = fair_share(
+                batch.seq_lens,
+                kv_heads=kv_heads,
+                multiprocessors=multiprocessors(self.device),
+                window=self.group.window,
+            )
         self._scratch = self._captured[-1]
 
     def capture_buffers(self, bucket: Bucket) -> None:
@@ -129,6 +148,7 @@ class TritonBackend(AttentionBackend):
         Scratch that an earlier graph holds is kept as long as the backend.
         """
         need = self._need(bucket.sequences, self.max_model_len)
+        need["splits"] = most_runs(batch=bucket.sequences, kv_heads=self.attention.num_kv_heads)
         if not (self._captured and self._captured[-1].holds(**need)):
             self._captured.append(DecodeScratch.allocate(**need, device=self.device))
 
@@ -197,6 +217,8 @@ class TritonBackend(AttentionBackend):
             **_habits(layer),
             max_seq_len=self._max_seq_len,
             scratch=self._scratch,
+            splits=self._splits,
+            share=self._share,
             pdl=self._pdl,
             tables_ready=self._tables_ready,
             out=out,

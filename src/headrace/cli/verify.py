@@ -52,5 +52,5 @@ def _ids(line: str) -> list[int] | None:
 
 def _tell(result: "Result", number: int, total: int) -> None:
     """Progress on stderr: the table comes at the end."""
-    verdict = "ok" if result.passed else "FAILED"
+    verdict = "ok" if result.passed else f"FAILED: {'; '.join(result.problems[:3])}"
     print(f"{number}/{total} {result.configuration}: {verdict}", file=sys.stderr, flush=True)

@@ -15,6 +15,8 @@ MAX_SPLITS = 64
 KEYS_PER_SPLIT = 64
 # Programs per multiprocessor that keep an H200 near its memory rate.
 PROGRAMS_PER_MULTIPROCESSOR = 2
+# Of a decode call whose rows are cut by their own lengths.
+MOST_PROGRAMS = 1024
 
 
 def decode_splits(
@@ -39,6 +41,28 @@ def decode_splits(
     useful = -(-keys // KEYS_PER_SPLIT)
     splits = max(1, min(wanted, useful, MAX_SPLITS))
     return 1 << (splits.bit_length() - 1)
+
+
+def most_runs(*, batch: int, kv_heads: int) -> int:
+    """Into how many runs a row may be cut by its own length (`fair_share`): 1 to `MAX_SPLITS`.
+
+    Programs of runs that a row does not need end at once; `MOST_PROGRAMS` bounds them. With many
+    rows a long one is hidden behind the others.
+    """
+    return max(1, min(MAX_SPLITS, MOST_PROGRAMS // max(1, batch * kv_heads)))
+
+
+def fair_share(
+    seq_lens: Tensor, *, kv_heads: int, multiprocessors: int, window: int | None = None
+) -> Tensor:
+    """[1] int32: keys of a program when all keys of a step are shared out evenly.
+
+    Computed on the device from `seq_lens` [B] int32, so that one captured graph serves all lengths.
+    """
+    seen = seq_lens if window is None else seq_lens.clamp(max=window)
+    keys = seen.sum(dtype=torch.int64) * kv_heads
+    fair = keys // (PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    return fair.clamp(min=KEYS_PER_SPLIT).to(torch.int32)[None]
 
 
 @cache

@@ -35,7 +35,6 @@ from headrace.kernels.whole_blocks_triton import load_block, slots_of, takes_blo
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory of a block
 WHOLE_BLOCK = 64  # keys that a descriptor brings at once
-BY_BLOCK = False  # whether `extend_tile` is offered descriptors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,10 @@ def extend_tile(
 ) -> ExtendTile:
     """The tile of a model on a device, whatever the batch: it decides the order of additions.
 
-    Measured on an H200 in bfloat16, TFLOP/s at 8 x 1024 and 1 x 8192 tokens: with head size 128,
-    343 and 515 by the large tile, 280 and 361 by the one for less shared memory; with 64, 235 and
-    317 by blocks of 16 KiB, 207 and 300 by 32.
+    Measured on an H200 in bfloat16 (Triton 3.6, 2026-11-29), TFLOP/s at 8 x 1024, 1 x 8192, and
+    1024 behind 7168 tokens: with 32 query and 8 KV heads of 128, 357, 481 and 504 by whole blocks,
+    262, 402 and 367 row by row with the large tile; with 14 and 2 heads of 64, 249, 409 and 230
+    against 237, 370 and 168. The tile for less shared memory took 0.7 to 0.8 of the large one's.
 
     Args:
         row_bytes: of a key and its value, padded; element: bytes of one number of them.
@@ -142,7 +142,7 @@ def paged_extend(
             row_bytes=row_bytes,
             element=element,
             shared_memory=memory,
-            by_block=BY_BLOCK and all(takes_blocks(x, WHOLE_BLOCK) for x in (k_cache, v_cache)),
+            by_block=all(takes_blocks(x, WHOLE_BLOCK) for x in (k_cache, v_cache)),
         )
     rows, block = max(padded(group), tile.rows), block_keys(row_bytes, tile.block_bytes)
     descriptors = tile.by_block and takes_blocks(k_cache, block) and takes_blocks(v_cache, block)

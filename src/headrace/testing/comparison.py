@@ -29,9 +29,10 @@ class Tolerance:
 
 FLOAT32_EXCUSED = 0.005
 # In half precision a logit is off by some hundredths to tenths, by model and context. Logprobs are
-# bounded loosely; what finds a fault is the mean divergence and how many tokens agree.
+# bounded loosely; what finds a fault is the mean divergence and how many tokens agree. Measured in
+# bfloat16: SmolLM2-135M on a CPU 0.49 and 6e-4, tiny random models on an H200 0.05 and 7e-6.
 HALF = {
-    "bfloat16": Tolerance(logprob=0.5, divergence=0.02, excused=0.15),
+    "bfloat16": Tolerance(logprob=0.8, divergence=0.0015, excused=0.15),
     "float16": Tolerance(logprob=0.1, divergence=0.002, excused=0.05),
 }
 
