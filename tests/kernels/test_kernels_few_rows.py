@@ -125,3 +125,60 @@ def test_settings_are_for_the_gpus_that_were_measured(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
         found = few_rows_settings.few_rows_settings(4, 64, 32, torch.device("cuda"))
         assert found == expected
+
+
+SHAPES = [(3072, 2048), (16384, 2048), (4608, 3584), (37888, 3584), (3584, 18944), (5120, 17408)]
+SHAPES += [(128256, 2048), (960, 576), (64, 512), (5120, 5120)]
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 32, 33, 64, 65, 128])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_rule_fits_the_device(rows, shape):
+    (outputs, inputs), rule = shape, few_rows_settings.few_rows_settings
+    assert shape not in few_rows_settings.MEASURED
+    settings = rule(rows, *shape, torch.device("cpu"))
+    if settings is None:
+        assert rows > 16
+        return
+    tokens = max(16, triton.next_power_of_2(rows))
+    stage = (settings.weights + tokens) * settings.block * HALF.itemsize
+    tiles = triton.cdiv(outputs, settings.weights)
+    assert settings.stages >= 2
+    assert settings.stages * stage <= few_rows_settings.SHARED
+    assert inputs // settings.splits >= min(inputs, 512)
+    held = few_rows_settings.SHARED // (settings.stages * stage)
+    assert settings.splits == 1 or tiles * settings.splits <= 132 * held
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (129, (4096, 8192)),
+        (2, (4096, 511 * 8 + 4)),  # rows of weights that are not aligned
+        (2, (4096, 256)),
+        (17, (16384, 2048)),  # gate and up
+        (33, (128256, 2048)),
+        (33, (3072, 2048)),  # narrow, but not behind a longer side
+    ],
+)
+def test_the_rule_leaves_to_the_library_what_it_does_better(rows, shape):
+    assert few_rows_settings.few_rows_settings(rows, *shape, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("rows", [3, 20, 40])
+def test_settings_of_the_rule_agree_with_the_twin(rows):
+    named = arguments(rows, 100, 1096, addends=("residual",))
+    settings = few_rows_settings.few_rows_settings(rows, 100, 1096, torch.device("cpu"))
+    assert settings.splits == 2
+    out = kernels.few_rows(**named, settings=settings)
+    assert_close(
+        summed(out), twin.few_rows(**{it: exact(value) for it, value in named.items()}), HALF
+    )
+
+
+def test_a_narrow_gate_of_the_rule_agrees_with_the_twin():
+    named = arguments(3, 50, 520, gated=True)
+    settings = few_rows_settings.few_rows_settings(3, 100, 520, torch.device("cpu"))
+    assert (settings.splits, settings.weights) == (1, 64)
+    out = kernels.few_rows(**named, settings=settings)
+    assert_close(out, twin.few_rows(**{it: exact(value) for it, value in named.items()}), HALF)
