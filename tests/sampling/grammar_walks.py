@@ -14,6 +14,7 @@ from headrace.sampling.host_mask import allowed_line
 
 END = 257
 WORDS = [b'{"', b'": ', b", ", b'"}', b"\xc3", b"\xc3\xa9", b"QR", b"0.", b"true", b'\\"']
+WORDS += [b'"\n', b'"\n, "']
 PIECES = [*(bytes([byte]) for byte in range(256)), b"<s>", b"</s>", *WORDS]
 VOCAB = len(PIECES) + 5  # a model's vocabulary is often padded
 TOKENIZER: Any = SimpleNamespace(

@@ -13,6 +13,7 @@ from headrace.request.structured_output import StructuredOutput
 from headrace.sampling import grammar
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.host_mask import allowed_line, together
+from headrace.sampling.json_text_masks import JsonPlace, place_after
 from headrace.sampling.regex_text import checked_regex
 
 EXPRESSIONS = [
@@ -125,6 +126,13 @@ def test_structural_tags(compiler) -> None:
     compiled = compiler.compile(form(structural_tag=form_of))
     assert accepts(compiled, 'So: <f>{"a": 5}</f> and so on')
     assert not accepts(compiled, "So: <f>none</f>")
+    schema["properties"] = {"a": {"type": "string", "maxLength": 2}}
+    bounded = compiler.compile(form(structural_tag=form_of))
+    assert accepts(bounded, '<f>{"a": "xy"}</f>')
+    assert not accepts(bounded, '<f>{"a": "\n"}</f>')
+    schema["properties"] = {"a": {"type": "string", "maxLength": 500}}
+    with pytest.raises(RequestError, match="lengths go up to 128"):
+        compiler.compile(form(structural_tag=form_of))
     schema["not"] = {}
     with pytest.raises(RequestError, match="not is not supported"):
         compiler.compile(form(structural_tag=form_of))
@@ -219,10 +227,13 @@ def test_a_library_that_raises_fails_its_sequence_alone(caplog) -> None:
     assert "RuntimeError: inside" in mask.failure
 
 
-def test_a_slow_mask_ends_its_sequence(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["MASK_SECONDS", "ALL_MASKS_SECONDS"])
+def test_a_slow_mask_ends_its_sequence(
+    compiler, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     mask = mask_of(compiler.compile(form(regex="a*")))
     assert allowed(mask, [])
-    monkeypatch.setattr(grammar, "MASK_SECONDS", 0.0)
+    monkeypatch.setattr(grammar, limit, 0.0)
     assert allowed(mask, []) == []
     assert "too ambiguous" in mask.failure
 
@@ -253,6 +264,23 @@ def test_answers_are_valid_utf8(compiler) -> None:
         fresh = mask_of(compiler.compile(form(regex="[^x]*")))
         ids = [token for token in allowed(fresh, [lead]) if token < 256]
         assert (min(ids), max(ids)) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[1]\n", JsonPlace.OUTSIDE),
+        ('{"a', JsonPlace.STRING),
+        ('{"a\\', JsonPlace.ESCAPE),
+        ('"a\\"', JsonPlace.STRING),
+        ('"a\\\\"', JsonPlace.OUTSIDE),
+        ('"a"\n', JsonPlace.OUTSIDE),
+        ('"a\n', None),
+        ('"a\\\n', None),
+    ],
+)
+def test_where_a_json_text_stands(text: str, place: JsonPlace | None) -> None:
+    assert place_after(JsonPlace.OUTSIDE, text.encode()) is place
 
 
 def test_bits_stand_for_tokens() -> None:

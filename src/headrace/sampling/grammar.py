@@ -13,7 +13,9 @@ from headrace.sampling.host_mask import set_bits
 
 log = get_logger(__name__)
 
-MASK_SECONDS = 1.0  # a sequence whose mask takes longer would hold up everybody's steps: it ends
+# A sequence whose masks take longer would hold up everybody's steps: it ends.
+MASK_SECONDS = 1.0  # one of them
+ALL_MASKS_SECONDS = 10.0  # those of an answer together
 
 
 class GrammarMatcher(Protocol):
@@ -71,6 +73,7 @@ class GrammarMask:
     ) -> None:
         self._grammar, self._stop_ids, self._min_tokens = grammar, sorted(stop_ids), min_tokens
         self._matcher: GrammarMatcher | None = None
+        self._seconds = 0.0
         self._taken = 0  # tokens of the output that the matcher has seen
         self.failure = ""
 
@@ -92,10 +95,12 @@ class GrammarMask:
             log.error("A grammar failed", exc_info=error)
             self.failure = f"The grammar failed: {type(error).__name__}: {str(error)[:300]}"
         seconds = time.monotonic() - started
-        if seconds > MASK_SECONDS:
+        self._seconds += seconds
+        if seconds > MASK_SECONDS or self._seconds > ALL_MASKS_SECONDS:
             self.failure = (
-                f"The grammar is too ambiguous: one step of it took {seconds:.1f} s, and at most "
-                f"{MASK_SECONDS:g} s are allowed. Make it simpler."
+                f"The grammar is too ambiguous: a step of it took {seconds:.1f} s, all steps "
+                f"{self._seconds:.1f} s, where {MASK_SECONDS:g} s and {ALL_MASKS_SECONDS:g} s are "
+                "allowed. Make it simpler: fewer counted repetitions."
             )
         if self.failure:
             allowed.zero_()

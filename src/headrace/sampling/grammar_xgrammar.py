@@ -10,6 +10,7 @@ from headrace.base.errors import RequestError
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.grammar import CompiledGrammar
 from headrace.sampling.json_schema import checked_schema
+from headrace.sampling.json_text_masks import JsonPlace, JsonTextMasks, place_after
 from headrace.sampling.regex_text import checked_regex
 from headrace.sampling.structural_tag import checked_structural_tag
 from headrace.sampling.utf8_masks import Utf8Masks
@@ -73,7 +74,8 @@ class XgrammarBackend:
         hidden = tokenizer.special_ids | frozenset(end_token_ids)
         known = range(min(vocab_size, tokenizer.vocab_size))
         plain = [b"" if token in hidden else pieces[token] for token in known]
-        self._pieces, self._utf8 = plain, Utf8Masks(plain, vocab_size)
+        self._pieces = plain
+        self._utf8, self._json = Utf8Masks(plain, vocab_size), JsonTextMasks(plain, vocab_size)
         self._xgrammar: Any = xgrammar
         self._compiler = xgrammar.GrammarCompiler(
             xgrammar.TokenizerInfo(
@@ -90,10 +92,11 @@ class XgrammarBackend:
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
         try:
             compiled = self._compile(structured)
+            json = self._json if structured.kind in ("json_schema", "json_object") else None
             return XgrammarGrammar(
                 compiled.memory_size_bytes,
                 lambda: XgrammarMatcher(
-                    self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8
+                    self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8, json
                 ),
             )
         except RequestError:
@@ -130,9 +133,15 @@ class XgrammarGrammar:
 class XgrammarMatcher:
     """A `GrammarMatcher`."""
 
-    def __init__(self, matcher: Any, pieces: Sequence[bytes], utf8: Utf8Masks) -> None:
-        self._matcher, self._pieces, self._utf8 = matcher, pieces, utf8
-        self._last_byte = 0
+    def __init__(
+        self,
+        matcher: Any,
+        pieces: Sequence[bytes],
+        utf8: Utf8Masks,
+        json: JsonTextMasks | None,  # for answers that are JSON as a whole
+    ) -> None:
+        self._matcher, self._pieces, self._utf8, self._json = matcher, pieces, utf8, json
+        self._last_byte, self._place = 0, JsonPlace.OUTSIDE
 
     @property
     def is_complete(self) -> bool:
@@ -141,12 +150,20 @@ class XgrammarMatcher:
     def accept(self, token_id: int) -> bool:
         if not self._matcher.accept_token(token_id):
             return False
-        self._last_byte = self._pieces[token_id][-1]  # no token without bytes is accepted
+        piece = self._pieces[token_id]  # no token without bytes is accepted
+        self._last_byte = piece[-1]
+        if self._json is not None:
+            place = place_after(self._place, piece)
+            if place is None:
+                return False
+            self._place = place
         return True
 
     def allowed(self, line: Tensor) -> None:
         self._matcher.fill_next_token_bitmask(line[None], 0)
         self._utf8.narrow(line, self._last_byte)
+        if self._json is not None:
+            self._json.narrow(line, self._place)
 
 
 def _choices(structured: StructuredOutput) -> str:

@@ -25,6 +25,13 @@ def set_bits(line: Tensor, token_ids: Sequence[int], *, allowed: bool) -> None:
             words[token // BITS] &= 0xFFFFFFFF ^ bit
 
 
+def mask_line(forbidden: Sequence[int], vocab_size: int) -> Tensor:
+    """[W] int32 that allows all tokens but these."""
+    line = torch.full((mask_words(vocab_size),), -1, dtype=torch.int32)
+    set_bits(line, forbidden, allowed=False)
+    return line
+
+
 class HostMask(Protocol):
     """What may not come next, decided on the host from the output so far.
 
@@ -84,6 +91,6 @@ def together(*masks: HostMask | None) -> HostMask | None:
 
 def allowed_line(mask: HostMask, output_ids: Sequence[int], vocab_size: int) -> Tensor:
     """[W] int32: what `mask` allows after `output_ids`."""
-    line = torch.full((mask_words(vocab_size),), -1, dtype=torch.int32)
+    line = mask_line((), vocab_size)
     mask.narrow(output_ids, line)
     return line

@@ -18,7 +18,7 @@ from headrace.sampling.json_schema_values import (
     check_counts,
     check_numbers,
     check_string,
-    form_as_pattern,
+    form_in_their_terms,
     kind_of,
     refused,
 )
@@ -53,19 +53,22 @@ _WHOLE = {  # these say all about a value; the keywords that may stand beside ea
 }
 
 
-def checked_schema(text: str) -> str:
+def checked_schema(text: str, *, within_text: bool = False) -> str:
     """The schema in xgrammar's terms.
+
+    Args:
+        within_text: it describes a part of an answer, whose strings nobody else looks after.
 
     Raises:
         RequestError: a keyword, a combination or a size that is not supported, and where it is.
     """
     root = json.loads(text)
-    return json.dumps(_Checker(root).checked(), ensure_ascii=False)
+    return json.dumps(_Checker(root, within_text).checked(), ensure_ascii=False)
 
 
 class _Checker:
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: Any, within_text: bool) -> None:
+        self._root, self._within_text = root, within_text
         self._seen: set[Pointer] = set()  # every place that holds a schema
         self._refs: list[tuple[Pointer, str]] = []
         self._one_ofs: list[tuple[Pointer, list[Any]]] = []
@@ -163,7 +166,7 @@ class _Checker:
         out |= {key: value for key, value in keywords.items() if not isinstance(value, dict | list)}
         out.pop("uniqueItems", None)
         if "string" in kinds:
-            form_as_pattern(out)
+            form_in_their_terms(out, self._within_text, at)
         if "array" in kinds:
             out |= self._array(keywords, at)
         if "object" in kinds:
@@ -246,7 +249,7 @@ class _Checker:
             }
         if "propertyNames" in keywords:
             names = self._node(keywords["propertyNames"], (*at, "propertyNames"))
-            if not set(names) <= {"type", "pattern", "enum"}:
+            if not set(names) <= {"type", "pattern", "minLength", "maxLength", "enum"}:
                 raise refused(at, "propertyNames is supported with pattern, lengths or enum")
             if names.get("type", "string") != "string" or any(
                 not isinstance(name, str) for name in names.get("enum", [])

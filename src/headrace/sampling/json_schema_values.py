@@ -12,6 +12,7 @@ Pointer = tuple[str, ...]
 
 MAX_COUNT = 1_000_000
 MAX_NUMBER = 10**15
+MAX_LENGTH_WITHIN_TEXT = 128  # as a pattern a length costs much
 
 FORMATS = frozenset(
     {
@@ -99,15 +100,17 @@ def check_string(keywords: Mapping[str, Any], at: Pointer) -> None:
             raise refused(at, f"the pattern {shown(keywords['pattern'])}: {error.why}") from error
 
 
-def form_as_pattern(keywords: dict[str, Any]) -> None:
-    """Write the pattern in xgrammar's terms, and lengths as one: by itself xgrammar lets control
-    characters into strings with lengths."""
+def form_in_their_terms(keywords: dict[str, Any], within_text: bool, at: Pointer) -> None:
+    """Write the pattern of a string in xgrammar's terms; within a text its lengths as a pattern:
+    by itself xgrammar lets control characters into strings with lengths, and where the answer is
+    more than JSON nothing else keeps them out."""
     if "pattern" in keywords:
         keywords["pattern"] = checked_regex(keywords["pattern"], in_json=True)
-    low, high = keywords.pop("minLength", None), keywords.pop("maxLength", None)
-    if low is not None or high is not None:
-        times = f"{{{low or 0},{'' if high is None else high}}}"
-        keywords["pattern"] = f'^[^"\\\\\\x00-\\x1f]{times}$'
+    if within_text and {"minLength", "maxLength"} & set(keywords):
+        low, high = keywords.pop("minLength", 0), keywords.pop("maxLength", "")
+        if max(low, high or 0) > MAX_LENGTH_WITHIN_TEXT:
+            raise refused(at, f"within a text lengths go up to {MAX_LENGTH_WITHIN_TEXT}")
+        keywords["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{low},{high}}}$'
 
 
 def check_numbers(keywords: Mapping[str, Any], kinds: list[str], at: Pointer) -> None:

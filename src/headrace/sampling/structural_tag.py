@@ -30,7 +30,7 @@ def _checked(part: Any, depth: int) -> Any:
     for key, value in part.items():
         is_schema = key == "json_schema" or (key == "schema" and "begin" in part)
         if is_schema and isinstance(value, dict | bool):
-            out[key] = json.loads(checked_schema(json.dumps(value)))
+            out[key] = json.loads(checked_schema(json.dumps(value), within_text=True))
         elif key == "pattern" and part.get("type") == "regex" and isinstance(value, str):
             out[key] = checked_regex(value)
         else:

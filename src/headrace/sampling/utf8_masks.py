@@ -3,10 +3,9 @@
 import codecs
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from headrace.sampling.host_mask import mask_words, set_bits
+from headrace.sampling.host_mask import mask_line
 
 # Lead bytes after which not every continuation byte may follow (RFC 3629), and those that may.
 _SECOND_BYTES: Mapping[int, range] = {
@@ -38,20 +37,16 @@ class Utf8Masks:
                 for lead, seconds in _SECOND_BYTES.items():
                     if piece[0] not in seconds:
                         after[lead].append(token)
-        self._always = _line(broken, vocab_size) if broken else None
-        self._after = {lead: _line(broken + tokens, vocab_size) for lead, tokens in after.items()}
+        self._always = mask_line(broken, vocab_size) if broken else None
+        self._after = {
+            lead: mask_line(broken + tokens, vocab_size) for lead, tokens in after.items()
+        }
 
     def narrow(self, line: Tensor, last_byte: int) -> None:
         """Clear in `line` [W] int32 what cannot follow an answer that ends with `last_byte`."""
         mask = self._after.get(last_byte, self._always)
         if mask is not None:
             line &= mask
-
-
-def _line(forbidden: Sequence[int], vocab_size: int) -> Tensor:
-    line = torch.full((mask_words(vocab_size),), -1, dtype=torch.int32)
-    set_bits(line, forbidden, allowed=False)
-    return line
 
 
 def _is_fragment(piece: bytes) -> bool:
