@@ -90,6 +90,11 @@ class FakeEngine:
             for place, word in enumerate(self.words):
                 if place == self.die_after:
                     raise EngineDeadError("The engine ended while it ran", why="killed")
+                if submit.request_id in self.aborted:
+                    for index in range(submit.params.n):
+                        yield Delta(submit.request_id, index=index, finished=Finished("abort"))
+                    ended = True
+                    return
                 for index in range(submit.params.n):
                     yield self._delta(submit, place, word, index)
                 if place == self.fail_after:

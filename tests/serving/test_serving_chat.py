@@ -8,6 +8,7 @@ from headrace.base.errors import RequestError
 from headrace.request.outcome import Finished
 
 ROUTE = "/v1/chat/completions"
+TEXT_PART = {"type": "text", "text": "a"}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

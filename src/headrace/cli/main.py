@@ -124,7 +124,6 @@ def _verb(verbs: Verbs, name: str, meaning: str, place: str) -> Parser:
 
 def _serve(verbs: Verbs) -> None:
     parser = _verb(verbs, "serve", "serve a model over OpenAI's API", "serve:run")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, short name or hub id")
     add_serve_flags(parser)
 
 

@@ -1,6 +1,7 @@
 """The argument parser of the command line: errors in one line, defaults in the help."""
 
 import argparse
+import sys
 from typing import Any, NoReturn
 
 SILENT = (None, False, (), argparse.SUPPRESS)  # defaults that say nothing
@@ -67,7 +68,7 @@ class _Search(argparse.Action):
         matching = parser.format_matching(values)
         if not matching:
             parser.exit(2, f"headrace: error: no flag is about {values!r} (see {parser.prog} -h)\n")
-        parser._print_message(matching)
+        parser._print_message(matching, sys.stdout)
         parser.exit()
 
 

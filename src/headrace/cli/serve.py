@@ -2,10 +2,9 @@
 
 import argparse
 
-from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.base.errors import UnsupportedError
 from headrace.base.log import log_to_stderr
-from headrace.cli.engine_flags import engine_config
-from headrace.cli.serve_flags import server_config
+from headrace.cli.serve_flags import serve_engine_config, server_config
 from headrace.serving.address import bind
 
 INSTALL = "pip install 'headrace[server]'"
@@ -14,9 +13,7 @@ INSTALL = "pip install 'headrace[server]'"
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0 after SIGTERM or ctrl-c and a drain, 1 when the engine died, 128 + n after a second
     signal n."""
-    if arguments.model is None:
-        raise ConfigError("No model is named", remedy="Give a path, a short name or a hub id")
-    asked, config = engine_config(arguments), server_config(arguments)
+    asked, config = serve_engine_config(arguments), server_config(arguments)
     log_to_stderr(config.log_level)
     listening = bind(config)  # a taken port shows before torch is imported
     try:

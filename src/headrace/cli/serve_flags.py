@@ -27,6 +27,7 @@ ALIASES = {
     "--max-num-batched-tokens": "--chunked-prefill-size",
     "--max-num-seqs": "--max-running-requests",
     "--mem-fraction-static": "--mem-fraction",
+    "--model-path": "--model",
     "--random-seed": "--seed",
     "--enable-log-requests": "--log-requests",
     "--tokenizer-path": "--tokenizer",
@@ -45,7 +46,6 @@ SWITCHES = {
     "--enable-cache-report": (),
     "--enable-metrics": (),
 }
-MODEL_FLAGS = ("--model", "--model-path")
 # Sizes of groups: 1 is what there is.
 ONE_ONLY = (
     "--data-parallel-size",
@@ -67,6 +67,10 @@ _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, short name or hub id")
+    parser.add_argument(
+        "--model", dest="named_model", metavar="MODEL", help="the same, as a flag [--model-path]"
+    )
     add_field_flags(
         parser,
         ServerConfig,
@@ -90,6 +94,18 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def serve_engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """What was asked of the engine.
+
+    Raises:
+        ConfigError: a value is out of range, or no model is named.
+    """
+    model = arguments.model or arguments.named_model
+    if model is None:
+        raise ConfigError("No model is named", remedy="Give a path, a short name or a hub id")
+    return EngineConfig(model=model, **given_fields(arguments, EngineConfig))
+
+
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """What was asked on the command line.
 
@@ -110,18 +126,8 @@ def with_settings(arguments: Sequence[str]) -> list[str]:
     file = _taken(typed, CONFIG_FLAG)
     settings: dict[str, Any] = {} if file is None else _from_file(file)
     settings |= env.options(OPTIONS)
-    typed = _in_our_names(typed)
-    model = settings.pop("model", None)
     flags = [flag for name, value in settings.items() for flag in _flags(name, value)]
-    has_model = any(_is_model(typed, place) for place in range(len(typed)))
-    if model is not None and not has_model:
-        flags.append(str(model))
-    return [*flags, *typed]
-
-
-def _is_model(typed: Sequence[str], place: int) -> bool:
-    """Whether this argument can only be MODEL: the first one, or one after `--`."""
-    return (place == 0 and not typed[0].startswith("-")) or (place > 0 and typed[place - 1] == "--")
+    return [*flags, *_in_our_names(typed)]
 
 
 def _in_our_names(typed: Sequence[str]) -> list[str]:
@@ -136,8 +142,6 @@ def _in_our_names(typed: Sequence[str]) -> list[str]:
             if equals:
                 raise ConfigError(f"{name} takes no value")
             ours += SWITCHES[name]
-        elif name in MODEL_FLAGS:
-            ours.insert(0, value if equals else _value_of(name, left))
         elif name in ONE_ONLY:
             asked = value if equals else _value_of(name, left)
             if asked != "1":
@@ -197,8 +201,6 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _our_option(name: str) -> str:
     flag = "--" + name.replace("_", "-")
-    if flag in MODEL_FLAGS:
-        return "model"
     return ALIASES.get(flag, flag).removeprefix("--").replace("-", "_")
 
 

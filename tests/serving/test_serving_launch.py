@@ -1,0 +1,225 @@
+"""Start, signals and ends of the server, with an engine that is none: in this process."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from fake_engine import FakeEngine
+
+from headrace.base.errors import CheckpointError, ConfigError
+from headrace.config.engine_config import EngineConfig
+from headrace.serving import launch
+from headrace.serving.address import bind
+from headrace.serving.launch import Server, serve
+from headrace.serving.server_config import ServerConfig
+
+Visit = Callable[[str, Server], Any]
+
+
+class MortalEngine(FakeEngine):
+    """A fake that can be started, stopped and killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ["a"] * 400
+        self.pause = 0.01
+        self.dead = asyncio.Event()
+
+    async def wait_dead(self) -> str:
+        await self.dead.wait()
+        self.state, self.death = "dead", self.death or "killed by signal 9"
+        return self.death
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        self.dead.set()
+
+
+@pytest.fixture
+def run(monkeypatch, tokenizer):
+    """Run a server, visit it, and say how it ended."""
+
+    def run(visit: Visit, *, engine=MortalEngine, **options: Any) -> int:
+        config = ServerConfig(port=0, **options)
+        listening = bind(config)
+        port = listening.getsockname()[1]
+        servers: list[Server] = []
+
+        async def start(asked, *, restart) -> Any:
+            made = engine()
+            return await made if asyncio.iscoroutine(made) else made
+
+        monkeypatch.setattr(launch.EngineClient, "start", start)
+        monkeypatch.setattr(launch, "load_tokenizer", lambda asked: tokenizer)
+        original = Server.run
+
+        async def visited(self: Server) -> int:
+            servers.append(self)
+            visiting = asyncio.create_task(visit(f"http://127.0.0.1:{port}", self))
+            try:
+                async with asyncio.timeout(15):
+                    return await original(self)
+            finally:
+                await visiting
+
+        monkeypatch.setattr(Server, "run", visited)
+        return serve(EngineConfig(model="tiny"), config, listening)
+
+    return run
+
+
+async def until_ready(url: str) -> None:
+    async with httpx2.AsyncClient() as http, asyncio.timeout(5):
+        while (await http.get(f"{url}/health")).status_code != 200:
+            await asyncio.sleep(0.01)
+
+
+def interrupt(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server(run, number) -> None:
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        interrupt(number)
+
+    assert run(visit) == 0
+
+
+def test_after_the_deadline_requests_are_aborted_and_told(run) -> None:
+    seen: list[str] = []
+
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        body = {"prompt": "a", "stream": True}
+        async with (
+            httpx2.AsyncClient() as http,
+            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if not seen:
+                    interrupt()
+                seen.append(line)
+
+    assert run(visit, drain_seconds=0) == 0
+    assert len(seen) < 100
+    assert "data: [DONE]" in seen
+
+
+def test_while_it_drains_nothing_new_is_taken(run) -> None:
+    statuses: list[int] = []
+
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        async with httpx2.AsyncClient() as http:
+            body = {"prompt": "a", "stream": True}
+            async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                await anext(answer.aiter_lines())
+                server.service.is_draining = True
+                refused = await http.post(f"{url}/v1/completions", json={"prompt": "a"})
+                statuses.append(refused.status_code)
+                assert refused.json()["error"]["code"] == "draining"
+        interrupt()
+
+    assert run(visit) == 0
+    assert statuses == [503]
+
+
+def test_a_second_signal_ends_it_at_once(run) -> None:
+    reading: list[asyncio.Task[Any]] = []
+    ended_with: list[int] = []
+
+    async def read(url: str) -> None:
+        async with httpx2.AsyncClient() as http:
+            await http.post(f"{url}/v1/completions", json={"prompt": "a", "stream": True})
+
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        reading.append(asyncio.create_task(read(url)))  # it ends with the loop
+        while not server.service.in_flight:
+            await asyncio.sleep(0.01)
+        interrupt()
+        await asyncio.sleep(0.3)
+        ended_with.append(len(server.service.in_flight))
+        interrupt()
+
+    began = time.monotonic()
+    assert run(visit, drain_seconds=60) == 128 + signal.SIGTERM
+    assert ended_with == [1]  # the first one alone would have let it go on
+    assert time.monotonic() - began < 3
+
+
+def test_the_engines_death_ends_it(run, caplog) -> None:
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        server.service.engine.dead.set()
+
+    assert run(visit) == 1
+    assert "The engine is dead: killed by signal 9" in caplog.text
+
+
+def test_a_model_that_cannot_be_served_is_told(run) -> None:
+    def fail() -> Any:
+        raise CheckpointError("model.safetensors is cut short")
+
+    async def visit(url: str, server: Server) -> None:
+        return None
+
+    with pytest.raises(CheckpointError, match="cut short"):
+        run(visit, engine=fail)
+
+
+def test_a_signal_while_the_model_loads(run) -> None:
+    async def visit(url: str, server: Server) -> None:
+        async with httpx2.AsyncClient() as http:
+            assert (await http.get(f"{url}/ping")).status_code == 200
+            answer = await http.get(f"{url}/health")
+            assert answer.json()["error"]["code"] == "starting"
+        interrupt()
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    assert run(visit, engine=never) == 0
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"Cannot listen on 127.0.0.1:{port}.*in use.*--port"
+        ):
+            bind(ServerConfig(port=port))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.9", "no such host", "nosuch.invalid"])
+def test_an_address_that_is_not_ours(host) -> None:
+    with pytest.raises(ConfigError, match=r"host"):
+        bind(ServerConfig(port=0, host=host))
+
+
+def test_an_ipv6_address() -> None:
+    try:
+        listening = bind(ServerConfig(port=0, host="::1"))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with listening:
+        assert listening.family == socket.AF_INET6
+
+
+def test_a_certificate_that_is_none(run, tmp_path) -> None:
+    missing = {"ssl_certfile": str(tmp_path / "a"), "ssl_keyfile": str(tmp_path / "b")}
+    with pytest.raises(ConfigError, match="no such file"):
+        run(None, **missing)
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").write_text("x")
+    with pytest.raises(ConfigError, match="certificate"):
+        run(None, **missing)
