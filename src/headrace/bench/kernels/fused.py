@@ -7,12 +7,8 @@ the settings of the table. `--sweep` tries others, and what it finds belongs int
 
 import argparse
 import itertools
-import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,42 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.bench.kernels.timing import copies_of, copy_rate, time_calls
+from headrace.bench.kernels.products import DTYPE, PRODUCTS, Product, check, in_processes, rotated
+from headrace.bench.kernels.timing import copy_rate, time_calls
 from headrace.kernels import matvec as matvec_twin
 from headrace.kernels import norm_rope_write as rope_twin
 from headrace.kernels import norms as norm_twin
-from headrace.kernels.gated_activation import Activation
 from headrace.kernels.matvec_settings import MatvecSettings, matvec_settings
 
 Arguments = dict[str, Any]
-DTYPE = torch.bfloat16
-TOLERANCE = 1e-2  # |out - twin| / |twin|; bfloat16 rounds to about 3e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """One product of a layer and what is fused with it: weights [outputs, inputs]."""
-
-    name: str
-    outputs: int
-    inputs: int
-    norm: bool = False
-    residual: bool = False
-    activation: Activation | None = None
-    logits: bool = False  # the result is float32
-
-
-PRODUCTS = [
-    Product(name="8B qkv", outputs=6144, inputs=4096, norm=True),
-    Product(name="8B o", outputs=4096, inputs=4096, residual=True),
-    Product(name="8B gate up", outputs=24576, inputs=4096, norm=True, activation="silu"),
-    Product(name="8B down", outputs=4096, inputs=12288, residual=True),
-    Product(name="0.6B qkv", outputs=4096, inputs=1024, norm=True),
-    Product(name="0.6B o", outputs=1024, inputs=2048, residual=True),
-    Product(name="0.6B gate up", outputs=6144, inputs=1024, norm=True, activation="silu"),
-    Product(name="0.6B down", outputs=1024, inputs=3072, residual=True),
-    Product(name="8B head", outputs=151936, inputs=4096, norm=True, logits=True),
-]
 TRIED = [
     MatvecSettings(rows=rows, block=block, warps=warps, **launch)
     for (rows, block, warps), launch in itertools.product(
@@ -101,21 +69,6 @@ def compile_one(work: tuple[Product, MatvecSettings]) -> None:
     torch.cuda.synchronize()
 
 
-def compile_all(products: list[Product]) -> None:
-    """For a sweep, in many processes."""
-    works = [(it, settings) for it in products for settings in candidates(it, sweep=True)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=context) as pool:
-        list(pool.map(compile_one, works, chunksize=4))
-
-
-def check(name: str, out: Tensor, expected: Tensor) -> bool:
-    error = float((out.double() - expected.double()).norm() / expected.double().norm())
-    if not error < TOLERANCE:
-        print(f"WRONG {name}: relative error {error:.2e}")
-    return error < TOLERANCE
-
-
 def describe(settings: MatvecSettings) -> str:
     launch = " prefetch" if settings.prefetch else ""
     launch = launch if settings.dependent_launch else " in order"
@@ -126,10 +79,8 @@ def bench_product(product: Product, rate: float, *, sweep: bool) -> bool:
     """Prints a line; False if a result is wrong."""
     from headrace.kernels.matvec_triton import matvec
 
-    size = product.outputs * product.inputs * DTYPE.itemsize
     named = arguments(product, product.outputs)
-    weight = named["weight"]
-    weights = [weight, *(weight.clone() for _ in range(copies_of(size) - 1))]
+    weights = rotated(named["weight"])
     expected = matvec_twin.matvec(**named | {"out": torch.empty_like(named["out"])})
     library = time_calls([partial(F.linear, named["x"], weight) for weight in weights])
     times: dict[MatvecSettings, float] = {}
@@ -141,7 +92,7 @@ def bench_product(product: Product, rate: float, *, sweep: bool) -> bool:
         times[settings] = time_calls([partial(call, weight=weight) for weight in weights])
     table, best = next(iter(times)), min(times, key=lambda settings: times[settings])
     print(
-        f"{product.name:13}{size / rate * 1e6:8.2f}{library:8.2f}{times[table]:8.2f}"
+        f"{product.name:13}{product.size / rate * 1e6:8.2f}{library:8.2f}{times[table]:8.2f}"
         f"{library / times[table]:8.2f}  {describe(table)}",
         flush=True,
     )
@@ -191,7 +142,8 @@ def main() -> int:
     asked = parser.parse_args()
     products = [product for product in PRODUCTS if asked.only in product.name]
     if asked.sweep:
-        compile_all(products)
+        works = [(it, settings) for it in products for settings in candidates(it, sweep=True)]
+        in_processes(compile_one, works)
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, copy {rate / 1e12:.2f} TB/s; microseconds, bfloat16")
     print("one row         floor  cuBLAS    ours   ratio  settings")
