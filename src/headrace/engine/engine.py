@@ -4,7 +4,7 @@
 gives the output. Not safe to share between threads; the faces above see to that.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -26,6 +26,12 @@ from headrace.engine.prompts import (
     stop_ids,
 )
 from headrace.engine.sequence_output import SequenceOutput
+from headrace.engine.vocabulary import (
+    eos_token_ids_of,
+    grammar_compiler,
+    token_text,
+    tokenizer_of,
+)
 from headrace.models.decoder import CausalDecoder
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
@@ -34,15 +40,12 @@ from headrace.runner.report import summary
 from headrace.runner.worker import TpModelWorker
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.grammar import GrammarMask
-from headrace.sampling.grammar_compiler import Compilation, GrammarCompiler
-from headrace.sampling.grammar_xgrammar import XgrammarBackend
+from headrace.sampling.grammar_compiler import Compilation
 from headrace.sampling.host_mask import HostMask, together
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Admission, Scheduler
 from headrace.scheduler.sequence import Sequence as ScheduledSequence
-from headrace.text.build import build_tokenizer
 from headrace.text.output_text import OutputText
-from headrace.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
@@ -154,16 +157,16 @@ class Engine:
     ) -> None:
         self.settled: Settled = settle(config)
         checkpoint = self.settled.checkpoint
-        self.tokenizer = _tokenizer(self.settled)
+        self.tokenizer = tokenizer_of(self.settled)
         self.vocab_size = self.settled.persona.traits.vocab_size
-        self.eos_token_ids = _eos_token_ids(self.settled, self.tokenizer)
+        self.eos_token_ids = eos_token_ids_of(self.settled, self.tokenizer)
         check_end_tokens(self.eos_token_ids)
         self.default_params = default_params(checkpoint.generation_config)
         self.worker = assemble(self.settled, progress=progress, model=model)
         self.scheduler = Scheduler(
-            self.worker, _token_text(self.tokenizer), retract_every=retract_every
+            self.worker, token_text(self.tokenizer), retract_every=retract_every
         )
-        self.grammars = _grammar_compiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
+        self.grammars = grammar_compiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
         _log_start(self.settled, self.worker)
         self._handles: dict[str, RequestHandle] = {}
         self._numbers = count()
@@ -376,43 +379,6 @@ class Engine:
             hidden_ids=hidden_ids,
             keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
         )
-
-
-def _tokenizer(settled: Settled) -> Tokenizer | None:
-    source = settled.tokenizer_source
-    return None if source is None else build_tokenizer(source)
-
-
-def _grammar_compiler(
-    tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: frozenset[int]
-) -> GrammarCompiler:
-    def load() -> XgrammarBackend:
-        assert tokenizer is not None, "check_structured asks for one"
-        return XgrammarBackend(tokenizer, vocab_size, end_token_ids)
-
-    return GrammarCompiler(load)
-
-
-def _token_text(tokenizer: Tokenizer | None) -> Callable[[int], str | None]:
-    """Text of a token id, for logprobs."""
-    return (lambda token_id: None) if tokenizer is None else tokenizer.token_text
-
-
-def _eos_token_ids(settled: Settled, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Ids that end a sequence: those of config, generation config and tokenizer together."""
-    ids = set() if tokenizer is None else set(tokenizer.eos_token_ids)
-    for config in (settled.checkpoint.config, settled.checkpoint.generation_config):
-        ids |= _stated_ids(config)
-    vocab_size = settled.persona.traits.vocab_size
-    outside = sorted(token for token in ids if not 0 <= token < vocab_size)
-    if outside:
-        log.warning("End tokens %s are outside the vocabulary of %d ids", outside, vocab_size)
-    return frozenset(ids.difference(outside))
-
-
-def _stated_ids(config: Mapping[str, Any]) -> set[int]:
-    stated = config.get("eos_token_id")
-    return set(stated) if isinstance(stated, Sequence) else set() if stated is None else {stated}
 
 
 def _log_start(settled: Settled, worker: TpModelWorker) -> None:
