@@ -159,7 +159,8 @@ def test_a_client_that_goes_away_frees_its_memory(server: RunningServer, streams
             with http.stream(
                 "POST", f"{server.url}/v1/completions", json=body, headers=headers
             ) as answer:
-                next(answer.iter_lines())
+                lines = answer.iter_lines()
+                next(lines)
                 wait_until(server, running=1)
         else:
             with pytest.raises(httpx2.ReadTimeout):
