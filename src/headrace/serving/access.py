@@ -56,13 +56,13 @@ class ApiKey:
         return same(given, config.api_key) | same(given, config.admin_api_key)
 
 
-def require_admin(request: Request) -> None:
+async def require_admin(request: Request) -> None:
     """For `Depends` of the routes that change or reveal what runs.
 
     Raises:
         ApiError: 403 when they are off, or for another key than the admin's.
     """
-    config = service_of(request).config
+    config = (await service_of(request)).config
     if config.enable_admin or same(bearer(request.headers), config.admin_api_key):
         return
     if config.admin_api_key is None:

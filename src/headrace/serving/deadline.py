@@ -5,11 +5,12 @@ cannot be killed, but Python lets another thread raise an exception in it betwee
 instructions, and a template is nothing but Python instructions.
 """
 
+import _thread
 import asyncio
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -25,40 +26,48 @@ async def within_seconds(seconds: float, work: Callable[[], Result]) -> Result:
         TimeoutError: it took longer; the thread is told to end.
         Exception: what `work` raised.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Result] = loop.create_future()
+    thread = _WorkThread(work)
+    try:
+        return await asyncio.wait_for(thread.outcome, seconds)
+    finally:
+        thread.end()
 
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]
 
-    def run() -> None:
+class _WorkThread(Generic[Result]):
+    """A bare thread: `threading.Thread` would make the event loop wait until it has started."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Result] = self._loop.create_future()
+        self._work, self._lock, self._is_over = work, threading.Lock(), False
+        self._ident = _thread.start_new_thread(self._run, ())
+
+    def end(self) -> None:
+        """Interrupt it, unless it is over; then its number may belong to another thread."""
+        with self._lock:
+            if not self._is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._ident), ctypes.py_object(_Overdue)
+                )
+
+    def _run(self) -> None:
         try:
             try:
-                result, error = work(), None
-            except Exception as raised:
-                result, error = None, raised
-            loop.call_soon_threadsafe(settle, result, error)
+                settle, told = self._succeed, self._work()
+            except Exception as error:
+                settle, told = self._fail, error  # type: ignore[assignment]
+            with self._lock:
+                self._is_over = True
+            self._loop.call_soon_threadsafe(settle, told)
         except _Overdue:
             return  # nobody waits any more
         except RuntimeError:
             return  # the loop is closed: the server has stopped
 
-    thread = threading.Thread(target=run, name="headrace-within-seconds", daemon=True)
-    thread.start()
-    try:
-        return await asyncio.wait_for(outcome, seconds)
-    except (TimeoutError, asyncio.CancelledError):
-        _raise_in(thread)
-        raise
+    def _succeed(self, result: Result) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(result)
 
-
-def _raise_in(thread: threading.Thread) -> None:
-    if thread.ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(_Overdue)
-        )
+    def _fail(self, error: Exception) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)

@@ -128,8 +128,11 @@ class Service:
             observer(record)
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that got the request; for `Depends`."""
+async def service_of(request: Request) -> Service:
+    """The service of the app that got the request; for `Depends`.
+
+    Async although it waits for nothing: FastAPI gives other functions to a pool of threads.
+    """
     service: Any = request.app.state.service
     assert isinstance(service, Service)
     return service

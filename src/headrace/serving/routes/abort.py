@@ -28,7 +28,7 @@ async def abort_request(
     nothing, which is no error: it may have ended a moment ago. All of them need the admin key."""
     engine = service.started_engine
     if body.abort_all:
-        require_admin(request)
+        await require_admin(request)
         names = list(service.in_flight)
     elif body.rid:
         names = [body.rid] if body.rid in service.in_flight else []
