@@ -55,7 +55,9 @@ def test_nothing_is_lost_under_load_and_memory_stays_flat(llama_folder: Path) ->
         await asyncio.sleep(SECONDS / 4)
         before = resident_kib(client.info.pid)
         await asyncio.sleep(SECONDS / 2)
-        assert resident_kib(client.info.pid) - before < 2_000
+        # The KV pool of 8 MiB is real memory only where it was written. A tenth of a KiB lost with
+        # each delta would show.
+        assert resident_kib(client.info.pid) - before < 10_000
         counts = await asyncio.gather(*streams)
         assert sum(counts) > STREAMS
         while (stats := await client.control("stats"))["running"] + stats["waiting"]:
