@@ -88,17 +88,6 @@ def test_a_stream_is_the_output_of_an_llm(shared: Shared, llama_folder: Path, na
     assert scored == ([] if expected.prompt_logprobs is None else [expected.prompt_logprobs])
 
 
-def test_acceptance_comes_before_the_first_step(shared: Shared) -> None:
-    async def first() -> Any:
-        stream = shared.client.generate(request())
-        delta = await anext(stream)
-        await stream.aclose()
-        return delta
-
-    delta = shared.run(first())
-    assert (delta.token_ids, delta.prompt_tokens, delta.finished) == ([], 3, None)
-
-
 def test_what_the_engine_is_goes_to_its_client(shared: Shared, llama_folder: Path) -> None:
     info = shared.client.info
     assert (info.model, info.vocab_size, info.max_model_len) == (str(llama_folder), 272, 256)

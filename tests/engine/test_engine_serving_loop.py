@@ -102,8 +102,10 @@ def test_a_turn_is_one_message_with_the_load_after_it(llama_folder: Path) -> Non
     submits: list[ToEngine] = [request(params=SHORT) for _ in range(4)]
     link = serve(llama_folder, ScriptedLink(submits, [Stop(60.0)]))
     turns = [message for message in link.sent if isinstance(message, Turn)]
-    assert len(turns[0].deltas) == 4  # accepted
-    assert all(len(turn.deltas) == 4 for turn in turns[1:])
+    assert all(len(turn.deltas) == 4 for turn in turns)
+    accepted, *steps = turns
+    assert all((each.token_ids, each.prompt_tokens) == ([], 3) for each in accepted.deltas)
+    assert all(each.token_ids for turn in steps for each in turn.deltas)
     last = turns[-1].load
     assert (last.running, last.waiting) == (0, 0)
     assert last.pages_free + last.pages_cached == last.pages_total
