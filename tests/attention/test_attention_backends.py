@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.attention import triton_backend
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase, refusals
 from headrace.attention.hybrid import HybridAttentionBackend
 from headrace.attention.registry import ATTENTION_BACKENDS
@@ -155,7 +155,7 @@ class Recorder(AttentionBackend):
     capabilities = TorchNativeBackend.capabilities
 
     def __init__(self) -> None:
-        super().__init__(
+        setting = AttentionSetting(
             group=KvGroupTraits(name="full", kind=KvKind.FULL, window=None, layers=(0,)),
             attention=AttentionTraits(
                 num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, scale=1.0
@@ -166,6 +166,7 @@ class Recorder(AttentionBackend):
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
+        super().__init__(setting)
         self.calls: list[str] = []
 
     def prepare_metadata(self, batch: object) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headrace.attention import selection
+from headrace.attention.backend import AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.hybrid import HybridAttentionBackend
 from headrace.attention.registry import ATTENTION_BACKENDS, register_attention_backend
@@ -122,7 +123,9 @@ def build(prefill: str, decode: str, **changes: object) -> object:
         "dtype": torch.float32,
         "device": torch.device("cpu"),
     }
-    return build_attention_backend(prefill, decode, **{**options, **changes})  # type: ignore[arg-type]
+    kv_dtype = changes.pop("kv_dtype", None)
+    setting = AttentionSetting(**{**options, **changes})  # type: ignore[arg-type]
+    return build_attention_backend(prefill, decode, setting, kv_dtype=kv_dtype)  # type: ignore[arg-type]
 
 
 @pytest.fixture

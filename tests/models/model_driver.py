@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from headrace.attention.backend import AttentionSetting
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
@@ -43,7 +44,7 @@ class Driver:
                 sequences * pages, generator=torch.Generator().manual_seed(seed)
             )
             self.tables[group.name] = (1 + shuffled).view(sequences, pages).to(torch.int32)
-            backend = TorchNativeBackend(
+            setting = AttentionSetting(
                 group=group,
                 attention=traits.attention,
                 page_size=page_size,
@@ -52,6 +53,7 @@ class Driver:
                 dtype=dtype,
                 device=arena.device,
             )
+            backend = TorchNativeBackend(setting)
             self.backends.append(backend)
             for place, layer in enumerate(group.layers):
                 layers[layer].bind(pool, backend, place)

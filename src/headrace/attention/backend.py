@@ -1,6 +1,7 @@
 """The contract of an attention backend."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,27 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
 from headrace.config.persona import AttentionTraits, KvGroupTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSetting:
+    """What a backend is made for.
+
+    Attributes:
+        group: the KV group it serves.
+        attention: head counts (of this rank) and habits of the model's layers.
+        page_size: tokens a page.
+        max_sequences: bound on B. max_model_len: bound on the lengths, in tokens.
+        dtype: of the queries.
+    """
+
+    group: KvGroupTraits
+    attention: AttentionTraits
+    page_size: int
+    max_sequences: int
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class AttentionBackend(ABC):
@@ -32,28 +54,11 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 
-    def __init__(
-        self,
-        *,
-        group: KvGroupTraits,
-        attention: AttentionTraits,
-        page_size: int,
-        max_sequences: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Args:
-        group: the KV group it serves.
-        attention: head counts (of this rank) and habits of the model's layers.
-        page_size: tokens a page.
-        max_sequences: bound on B. max_model_len: bound on the lengths, in tokens.
-        dtype: of the queries.
-        """
-        self.group, self.attention = group, attention
-        self.page_size = page_size
-        self.max_sequences, self.max_model_len = max_sequences, max_model_len
-        self.dtype, self.device = dtype, device
+    def __init__(self, setting: AttentionSetting) -> None:
+        self.setting = setting
+        self.group, self.attention = setting.group, setting.attention
+        self.page_size, self.max_model_len = setting.page_size, setting.max_model_len
+        self.dtype, self.device = setting.dtype, setting.device
 
     @classmethod
     def unavailable(cls, hardware: Hardware) -> Refusal | None:

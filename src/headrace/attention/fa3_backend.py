@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionCapabilities, AttentionNeed
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
@@ -23,7 +23,7 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.protocols import AttentionLayer
 from headrace.batch.transfer import to_device
 from headrace.config.hardware import Hardware
-from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
+from headrace.config.persona import KvKind
 
 PACKAGE = OptionalPackage(backend="fa3", module="sgl_kernel", install="pip install sglang-kernel")
 DTYPES = frozenset({"bfloat16", "float16"})
@@ -65,29 +65,11 @@ class FlashAttention3Backend(AttentionBackend):
         speculation=False,
     )
 
-    def __init__(
-        self,
-        *,
-        group: KvGroupTraits,
-        attention: AttentionTraits,
-        page_size: int,
-        max_sequences: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, setting: AttentionSetting) -> None:
         """Raises `UnsupportedError` where sgl_kernel cannot be imported."""
-        super().__init__(
-            group=group,
-            attention=attention,
-            page_size=page_size,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
+        super().__init__(setting)
         self._attend: Any = PACKAGE.load(".flash_attn").flash_attn_with_kvcache
-        self._one_each = self._starts_of_decode(max_sequences)
+        self._one_each = self._starts_of_decode(setting.max_sequences)
         self._captured: dict[int, Tensor] = {}  # the same, by rows of a graph
         self._starts = self._one_each[:1]  # [B + 1] int32, first token of each row, and the end
         self._tokens = 0

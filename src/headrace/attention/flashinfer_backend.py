@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionCapabilities, AttentionNeed
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
@@ -29,7 +29,7 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.protocols import AttentionLayer
 from headrace.batch.transfer import to_device
 from headrace.config.hardware import Hardware
-from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
+from headrace.config.persona import KvKind
 from headrace.kernels.decode_splits import multiprocessors
 
 PACKAGE = OptionalPackage(
@@ -102,29 +102,11 @@ class FlashInferBackend(AttentionBackend):
         speculation=False,
     )
 
-    def __init__(
-        self,
-        *,
-        group: KvGroupTraits,
-        attention: AttentionTraits,
-        page_size: int,
-        max_sequences: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, setting: AttentionSetting) -> None:
         """Raises `UnsupportedError` where FlashInfer cannot be imported."""
-        super().__init__(
-            group=group,
-            attention=attention,
-            page_size=page_size,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
+        super().__init__(setting)
         self._wrapper: Any = PACKAGE.load().BatchPrefillWithPagedKVCacheWrapper
-        self._units = multiprocessors(device)
+        self._units = multiprocessors(self.device)
         self._workspaces: list[Tensor] = []  # graphs keep the ones that they were captured with
         self._eager: dict[_Habits, Any] = {}
         self._graphs: dict[int, _GraphSteps] = {}

@@ -23,15 +23,7 @@ class HybridAttentionBackend(AttentionBackend):
 
     def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
         assert prefill.group == decode.group, "the parts serve one KV group"
-        super().__init__(
-            group=decode.group,
-            attention=decode.attention,
-            page_size=decode.page_size,
-            max_sequences=decode.max_sequences,
-            max_model_len=decode.max_model_len,
-            dtype=decode.dtype,
-            device=decode.device,
-        )
+        super().__init__(decode.setting)
         self.prefill, self.decode = prefill, decode
 
     def part(self, batch: ForwardBatch) -> AttentionBackend:

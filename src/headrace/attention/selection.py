@@ -11,14 +11,13 @@ from headrace.attention import (
     torch_native,
     triton_backend,
 )
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase, need_refusals
 from headrace.attention.hybrid import HybridAttentionBackend
 from headrace.attention.registry import ATTENTION_BACKENDS
 from headrace.base.decision import Decision, Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.config.hardware import Hardware
-from headrace.config.persona import AttentionTraits, KvGroupTraits
 
 BUILT_IN = (
     torch_native.TorchNativeBackend,
@@ -116,14 +115,8 @@ def backend_refusals(name: str, need: AttentionNeed, hardware: Hardware) -> list
 def build_attention_backend(
     prefill: str,
     decode: str,
+    setting: AttentionSetting,
     *,
-    group: KvGroupTraits,
-    attention: AttentionTraits,
-    page_size: int,
-    max_sequences: int,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
     kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of one KV group: of each name the first class whose capabilities admit it.
@@ -140,27 +133,16 @@ def build_attention_backend(
             name,
             AttentionNeed.of(
                 phase,
-                group,
-                attention,
-                dtype=_name(dtype),
-                kv_dtype=_name(kv_dtype or dtype),
-                page_size=page_size,
+                setting.group,
+                setting.attention,
+                dtype=_name(setting.dtype),
+                kv_dtype=_name(kv_dtype or setting.dtype),
+                page_size=setting.page_size,
             ),
         )
         for phase, name in ((Phase.PREFILL, prefill), (Phase.DECODE, decode))
     ]
-    backends = [
-        kind(
-            group=group,
-            attention=attention,
-            page_size=page_size,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
-        for kind in dict.fromkeys(classes)
-    ]
+    backends = [kind(setting) for kind in dict.fromkeys(classes)]
     return backends[0] if len(backends) == 1 else HybridAttentionBackend(*backends)
 
 

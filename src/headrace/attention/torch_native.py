@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionCapabilities
 from headrace.attention.fresh import (
     FreshRun,
@@ -20,7 +20,7 @@ from headrace.attention.native_tiles import Tile, make_tiles, tile_mask
 from headrace.attention.registry import register_attention_backend
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.protocols import AttentionLayer
-from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
+from headrace.config.persona import KvKind
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 SMALL_ELEMENTS = 1 << 16  # up to here an allocator has memory at hand
@@ -60,26 +60,8 @@ class TorchNativeBackend(AttentionBackend):
         speculation=False,
     )
 
-    def __init__(
-        self,
-        *,
-        group: KvGroupTraits,
-        attention: AttentionTraits,
-        page_size: int,
-        max_sequences: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(
-            group=group,
-            attention=attention,
-            page_size=page_size,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
+    def __init__(self, setting: AttentionSetting) -> None:
+        super().__init__(setting)
         self._tiles: dict[int | None, tuple[Tile, ...]] = {}
         self._runs: tuple[FreshRun, ...] = ()  # of a step of prompts that all begin in it
         self._slots: dict[FreshRun, Tensor] = {}

@@ -9,10 +9,9 @@ Importing this file needs no Triton; the kernels are imported when a backend is 
 from importlib import import_module
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionCapabilities
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
@@ -22,7 +21,7 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
-from headrace.config.persona import AttentionTraits, KvGroupTraits, KvKind
+from headrace.config.persona import KvKind
 from headrace.kernels.decode_splits import (
     DecodeScratch,
     decode_splits,
@@ -60,37 +59,19 @@ class TritonBackend(AttentionBackend):
         speculation=False,
     )
 
-    def __init__(
-        self,
-        *,
-        group: KvGroupTraits,
-        attention: AttentionTraits,
-        page_size: int,
-        max_sequences: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Raises `UnsupportedError` where the kernels cannot run on `device`."""
-        super().__init__(
-            group=group,
-            attention=attention,
-            page_size=page_size,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
-        if missing := triton_available(device.type):
+    def __init__(self, setting: AttentionSetting) -> None:
+        """Raises `UnsupportedError` where the kernels cannot run on the device."""
+        super().__init__(setting)
+        if missing := triton_available(self.device.type):
             raise UnsupportedError(
-                f"Attention backend triton cannot run on {device.type}",
+                f"Attention backend triton cannot run on {self.device.type}",
                 why=missing.reason,
                 remedy=missing.remedy,
             )
         kernels = "headrace.kernels"
         self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
         self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
-        self._pdl = has_dependent_launch(device)
+        self._pdl = has_dependent_launch(self.device)
         self._tables_ready = False
         self._splits: int | None = None  # of a graph, whose rows are cut by their own lengths
         self._share: Tensor | None = None

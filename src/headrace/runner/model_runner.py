@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.selection import build_attention_backend
 from headrace.base.decision import Decision
 from headrace.base.log import get_logger
@@ -192,13 +192,15 @@ class ModelRunner:
                 group.name: build_attention_backend(
                     plan.prefill_attention.value,
                     plan.decode_attention.value,
-                    group=group,
-                    attention=traits.attention,
-                    page_size=plan.page_size.value,
-                    max_sequences=plan.max_running_requests.value,
-                    max_model_len=plan.max_model_len.value,
-                    dtype=self.dtype,
-                    device=self.device,
+                    AttentionSetting(
+                        group=group,
+                        attention=traits.attention,
+                        page_size=plan.page_size.value,
+                        max_sequences=plan.max_running_requests.value,
+                        max_model_len=plan.max_model_len.value,
+                        dtype=self.dtype,
+                        device=self.device,
+                    ),
                 )
                 for group in traits.kv_groups
             }

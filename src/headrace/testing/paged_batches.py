@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
@@ -115,7 +115,7 @@ class Scene:
     def backend(self, kind: type[AttentionBackend], *, longest: int = 1) -> AttentionBackend:
         """A backend for this batch and others like it, of up to `longest` tokens a row."""
         case = self.case
-        return kind(
+        setting = AttentionSetting(
             group=case.group,
             attention=case.attention,
             page_size=case.page_size,
@@ -124,6 +124,7 @@ class Scene:
             dtype=case.dtype,
             device=torch.device(case.device),
         )
+        return kind(setting)
 
 
 def make_scene(case: Case) -> Scene:

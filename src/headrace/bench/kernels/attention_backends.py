@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
+from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.selection import backend_refusals, build_attention_backend
 from headrace.base.errors import HeadraceError
@@ -140,9 +140,7 @@ def make(case: Case) -> tuple[ForwardBatch, Tensor, list[Layer]]:
 
 
 def backend_of(name: str, case: Case) -> AttentionBackend:
-    return build_attention_backend(
-        name,
-        name,
+    setting = AttentionSetting(
         group=GROUP,
         attention=ATTENTION,
         page_size=PAGE,
@@ -151,6 +149,7 @@ def backend_of(name: str, case: Case) -> AttentionBackend:
         dtype=DTYPE,
         device=DEVICE,
     )
+    return build_attention_backend(name, name, setting)
 
 
 def measure(name: str, case: Case) -> float:
