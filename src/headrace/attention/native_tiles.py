@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch, KvGroup
+from headrace.batch.transfer import to_device
 
 SHORT_KEYS = 256  # below this many keys rows share a tile whatever their lengths
 TILE_QUERIES = 256
@@ -181,7 +182,7 @@ def _tile(
     page_table, device = kv.page_table, kv.page_table.device
     total, prefix, new = _device_lengths(batch)
     if len(cut.rows) < total.shape[0]:
-        index = torch.tensor([row.index for row in cut.rows], device=device)
+        index = to_device(torch.tensor([row.index for row in cut.rows]), device)
         total, prefix, new, page_table = (x[index] for x in (total, prefix, new, page_table))
     first = torch.zeros_like(prefix) if window is None else (prefix - window + 1).clamp(min=0)
     first = first + cut.low
@@ -244,10 +245,10 @@ def _tokens(cut: _Cut, device: torch.device) -> tuple[Tensor | slice, Tensor | N
         tokens.extend(live)
         tokens.extend([row.start + row.new - 1] * (cut.stop - cut.start - len(live)))
     if len(real) < len(tokens):
-        return torch.tensor(tokens, device=device), torch.tensor(real, device=device)
+        return to_device(torch.tensor(tokens), device), to_device(torch.tensor(real), device)
     if tokens == list(range(tokens[0], tokens[0] + len(tokens))):
         return slice(tokens[0], tokens[0] + len(tokens)), None
-    return torch.tensor(tokens, device=device), None
+    return to_device(torch.tensor(tokens), device), None
 
 
 def _mask(

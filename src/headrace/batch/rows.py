@@ -95,7 +95,7 @@ class Rows:
             (self.length, self.seed, self.top_k, self.min_length, self.penalised, self.biased)
         ):
             column[rows] = whole[:, index + 1].to(column.dtype)
-        self.active[rows] = True
+        self.active.index_fill_(0, rows, True)  # assigning a number would make the host wait
         self.stop_ids[rows] = whole[:, 7:]
         for index, column in enumerate(
             (
@@ -126,7 +126,7 @@ class Rows:
             if params.allowed_token_ids is not None:
                 allowed = torch.tensor(list(params.allowed_token_ids), dtype=torch.int64)
                 bias.fill_(float("-inf"))
-                bias[to_device(allowed, self.device)] = 0.0
+                bias.index_fill_(0, to_device(allowed, self.device), 0.0)
             if params.logit_bias:
                 ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
                 values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)

@@ -9,6 +9,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     torch's pinned allocator reuses a block only after the copy that read it has passed.
     """
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

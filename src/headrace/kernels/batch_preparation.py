@@ -99,6 +99,7 @@ def advance_token(
     live = active[rows]
     last_token[rows] = torch.where(live, tokens, last_token[rows])
     counted = (live & penalised[rows]).to(torch.int32)
-    token_counts.index_put_((rows, tokens), counted, accumulate=True)
+    places = rows * token_counts.shape[1] + tokens
+    token_counts.view(-1).index_add_(0, places, counted)
     stopped = (stop_ids[rows] == tokens[:, None]).any(1)
     active[rows] = live & finite & ~stopped

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.batch.transfer import to_device
 from headrace.memory.arena import Arena
 
 
@@ -129,7 +130,7 @@ class ReqToTokenPool:
             view[0, start:stop] = np.fromiter(changes.keys(), np.int64, len(changes))
             view[1, start:stop] = np.fromiter(changes.values(), np.int64, len(changes))
             start = stop
-        sent = staging.to(self._device, non_blocking=is_cuda)
+        sent = to_device(staging, self._device)
         return sent[0], sent[1].to(torch.int32)
 
     def _check_live(self, row: int) -> None:
