@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headrace.base.decision import Refusal
+from headrace.batch.facts import Bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,11 @@ class PPProxyTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One forward's result, with the path it took and why better ones were refused."""
+    """One forward's result, with the path and bucket it took and why better ones were refused."""
 
     logits_output: LogitsProcessorOutput | PPProxyTensors
     path: str
+    bucket: Bucket
     refused: tuple[Refusal, ...] = ()
 
 

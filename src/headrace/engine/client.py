@@ -120,7 +120,7 @@ class EngineClient:
             self._present_child().send(Abort(known))
 
     async def control(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Call one of `stats`, `explain`, `flush_cache`, `start_profile`, `stop_profile`.
+        """Call one of `stats`, `steps`, `explain`, `flush_cache`, `start_profile`, `stop_profile`.
 
         Answered between two steps; give it a deadline with `asyncio.timeout` where that matters.
 

@@ -97,4 +97,5 @@ def merged(deltas: list[Delta]) -> Delta:
         prompt_tokens=last.prompt_tokens,
         cached_tokens=last.cached_tokens,
         paths=last.paths,
+        queue_seconds=last.queue_seconds,
     )

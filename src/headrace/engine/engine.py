@@ -33,6 +33,7 @@ from headrace.engine.vocabulary import (
     tokenizer_of,
 )
 from headrace.models.decoder import CausalDecoder
+from headrace.request.messages import Load
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
@@ -116,6 +117,10 @@ class RequestHandle:
     def paths(self, index: int) -> list[tuple[str, int]]:
         """Forward paths that the steps of a continuation took so far, run-length."""
         return self._sequences[index].paths
+
+    def queue_seconds(self, index: int) -> float | None:
+        """Time from the queue to its first step of a continuation; `None` until it has run."""
+        return self._sequences[index].queue_seconds
 
     def take_pieces(self) -> list[Piece]:
         """New pieces of all continuations since the last call."""
@@ -331,6 +336,22 @@ class Engine:
         self.abort(tuple(self._handles))
         self.grammars.close()
 
+    def load(self) -> Load:
+        """How busy it is; cheap enough for every turn."""
+        keeper, chooser = self.scheduler.keeper, self.scheduler.chooser
+        return Load(
+            running=len(chooser.running),
+            waiting=len(chooser.waiting),
+            pages_total=keeper.allocator.total,
+            pages_free=keeper.allocator.available,
+            pages_cached=keeper.cache.held_pages,
+            pages_evictable=keeper.cache.evictable_pages,
+            prompt_tokens=keeper.queried_tokens,
+            cached_tokens=keeper.hit_tokens,
+            output_tokens=self.scheduler.counts["output_tokens"],
+            retractions=chooser.retractions,
+        )
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start and the state of memory now."""
         keeper, selector = self.scheduler.keeper, self.worker.runner.selector
@@ -342,6 +363,7 @@ class Engine:
             "pages_total": keeper.allocator.total,
             "pages_free": keeper.allocator.available,
             "pages_cached": keeper.cache.held_pages,
+            "pages_evictable": keeper.cache.evictable_pages,
             "page_size": keeper.page_size,
             "prompt_tokens_queried": keeper.queried_tokens,
             "prompt_tokens_cached": keeper.hit_tokens,
@@ -350,6 +372,7 @@ class Engine:
                 {"path": path, "refused": refused, "steps": steps}
                 for (path, refused), steps in selector.counts.items()
             ],
+            "path_seconds": dict(self.scheduler.history.path_seconds),
         }
 
     def _forget_ended(self) -> list[RequestHandle]:

@@ -267,6 +267,7 @@ class ModelRunner:
         return ModelRunnerOutput(
             logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),
             path=choice.path.name,
+            bucket=choice.bucket,
             refused=choice.refused,
         )
 

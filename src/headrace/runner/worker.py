@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from headrace.base.decision import Refusal
+from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import LogitsProcessorOutput, TokenLogprobs
 from headrace.execution.token_ring import InFlight, TokenRing
@@ -31,8 +32,14 @@ class StepResult:
     """A launched step. `collect` waits for its results; call it after the next launch."""
 
     path: str
+    bucket: Bucket
     refused: tuple[Refusal, ...]
     in_flight: InFlight
+
+    @property
+    def was_immediate(self) -> bool:
+        """The results were there when the launch returned."""
+        return self.in_flight.event is None
 
     def collect(self) -> HostResults:
         host = self.in_flight.wait()
@@ -62,7 +69,10 @@ class TpModelWorker:
             tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
             tensors |= _pack("logprobs", sampled.logprobs)
         return StepResult(
-            path=output.path, refused=output.refused, in_flight=self._ring.send(tensors)
+            path=output.path,
+            bucket=output.bucket,
+            refused=output.refused,
+            in_flight=self._ring.send(tensors),
         )
 
 

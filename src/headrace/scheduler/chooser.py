@@ -5,6 +5,7 @@ as long as the step's prompt token budget, rows and pages last. When pages run o
 that came last is retracted: it gives up row and pages and resumes later from its tokens.
 """
 
+import time
 from dataclasses import dataclass
 
 from headrace.scheduler.page_keeper import PageKeeper
@@ -125,6 +126,8 @@ class Chooser:
             return False
         self.waiting.remove(sequence)
         sequence.state = State.RUNNING
+        if sequence.queue_seconds is None:
+            sequence.queue_seconds = time.perf_counter() - sequence.queued
         if sequence.wants_prompt_logprobs:
             sequence.prompt_entries = [None]
         self.running.append(sequence)

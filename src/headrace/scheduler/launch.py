@@ -32,12 +32,23 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A step in flight. `sampling` are the shares that sample, in the order of the results."""
+    """A step in flight. `sampling` are the shares that sample, in the order of the results.
+
+    Attributes:
+        number: counts launched steps from 1. tokens, prompt_tokens: new ones, and how many of them
+            were known beforehand.
+        launched, returned: seconds of `time.perf_counter` before and after the launch.
+    """
 
     shares: list[Share]
     sampling: list[Share]
     prompt_spans: list[PromptSpan]
     result: StepResult
+    number: int
+    tokens: int
+    prompt_tokens: int
+    launched: float
+    returned: float
 
 
 def row_start(sequence: Sequence) -> RowStart:

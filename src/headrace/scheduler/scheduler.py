@@ -6,6 +6,7 @@ and its row and pages are freed only after the last launched step that names it 
 """
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from headrace.scheduler.launch import BatchBuilder, LaunchedStep, row_start
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
 from headrace.scheduler.sequence import Sequence, State, TokenSink
+from headrace.scheduler.step_history import StepHistory
 
 log = get_logger(__name__)
 
@@ -73,6 +75,7 @@ class Scheduler:
             ),
         )
         self.counts: Counter[str] = Counter()
+        self.history = StepHistory()
         self._builder = BatchBuilder(runner.device, self.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
@@ -211,7 +214,9 @@ class Scheduler:
             self._builder.forget()
         runner.req_to_token_pool.flush()
         batch, sampling, spans = self._builder.build(shares)
+        launched = time.perf_counter()
         result = self.worker.forward_batch_generation(batch)
+        returned = time.perf_counter()
         for share in shares:
             sequence = share.sequence
             sequence.length_bound += share.new_tokens
@@ -220,9 +225,20 @@ class Scheduler:
             if share.samples:
                 sequence.pending += 1
                 sequence.sampled_here = True
+        prompt_tokens = sum(share.new_tokens for share in shares if not share.from_row)
         self.counts["steps"] += 1
-        self.counts["prompt_tokens"] += sum(s.new_tokens for s in shares if not s.from_row)
-        return LaunchedStep(shares=shares, sampling=sampling, prompt_spans=spans, result=result)
+        self.counts["prompt_tokens"] += prompt_tokens
+        return LaunchedStep(
+            shares=shares,
+            sampling=sampling,
+            prompt_spans=spans,
+            result=result,
+            number=self.counts["steps"],
+            tokens=batch.facts.tokens,
+            prompt_tokens=prompt_tokens,
+            launched=launched,
+            returned=returned,
+        )
 
     def process(self, step: LaunchedStep) -> None:
         """Deal with the results of a launched step: tokens, endings, pages that come free."""
@@ -238,7 +254,10 @@ class Scheduler:
                 self._settle(share.sequence)
 
     def _take_results(self, step: LaunchedStep) -> None:
-        results = step.result.collect()
+        try:
+            results = step.result.collect()
+        finally:
+            self.history.take(step)
         take_prompt_logprobs(step, results, self._decode_token)
         logprobs = sampled_logprobs(step, results, self._decode_token)
         finite = dict.fromkeys((share.sequence for share in step.shares), True)

@@ -9,6 +9,7 @@ Without overlap the lower three coincide between steps, but for the newest token
 next step writes.
 """
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -57,6 +58,8 @@ class Sequence:
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
         mask_is_ready: its host mask, if it has one, can be asked.
+        queued: seconds of `time.perf_counter`. queue_seconds: from then to its first row; `None`
+            until it has had one.
     """
 
     request: Request
@@ -83,6 +86,8 @@ class Sequence:
     cached_tokens: int = 0
     retractions: int = 0
     arrival: int = 0
+    queued: float = field(default_factory=time.perf_counter)
+    queue_seconds: float | None = None
     ending: Finished | None = None
     prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
     paths: list[tuple[str, int]] = field(default_factory=list)

@@ -22,6 +22,7 @@ class Controls:
         self._profiler = StepProfiler()
         self._calls: dict[str, Callable[..., dict[str, Any]]] = {
             "stats": engine.stats,
+            "steps": engine.scheduler.history.as_dict,
             "explain": self._explain,
             "flush_cache": self._flush_cache,
             "start_profile": self._profiler.start,

@@ -9,13 +9,13 @@ from headrace.engine.outputs import Piece
 from headrace.engine.process.controls import Controls
 from headrace.engine.process.entrance import Entrance
 from headrace.engine.process.link import Link
+from headrace.engine.process.pulse import Pulse
 from headrace.request.messages import (
     Abort,
     Control,
     Delta,
     Draining,
     Failure,
-    Load,
     Refused,
     Stop,
     Submit,
@@ -41,6 +41,7 @@ class ServingLoop:
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
         self._controls = Controls(engine)
+        self._pulse = Pulse(engine)
         self._entrance = Entrance(engine, refuse=link.send)
         self._handles: dict[str, RequestHandle] = {}
         self._news: list[Delta] = []
@@ -55,8 +56,10 @@ class ServingLoop:
                 self._admit()
                 self._send_news()  # who was accepted hears so before a step that may be long
                 if self._engine.has_work:
+                    self._pulse.before_step()
                     self._engine.step()
                     self._controls.after_step()
+                    self._pulse.after_step()
                 self._tell()
         finally:
             self._engine.close()
@@ -123,19 +126,8 @@ class ServingLoop:
 
     def _send_news(self) -> None:
         if self._news:
-            self._link.send(Turn(self._news, self._load()))
+            self._link.send(Turn(self._news, self._engine.load()))
             self._news = []
-
-    def _load(self) -> Load:
-        scheduler = self._engine.scheduler
-        keeper = scheduler.keeper
-        return Load(
-            running=len(scheduler.chooser.running),
-            waiting=len(scheduler.chooser.waiting),
-            pages_total=keeper.allocator.total,
-            pages_free=keeper.allocator.available,
-            pages_cached=keeper.cache.held_pages,
-        )
 
     # ---- the end
 
@@ -180,4 +172,5 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
         prompt_tokens=len(handle.request.prompt_token_ids),
         cached_tokens=handle.cached_tokens,
         paths=handle.paths(piece.index) if finished else [],
+        queue_seconds=handle.queue_seconds(piece.index) if finished else None,
     )
