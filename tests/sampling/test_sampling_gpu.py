@@ -11,6 +11,7 @@ from headrace.batch.outputs import SampleOutput
 from headrace.batch.rows import Rows, RowStart
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.request.sampling_params import SamplingParams
+from headrace.sampling.host_mask import mask_line
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.sampling.sampler import Sampler
 
@@ -26,7 +27,10 @@ PARAMS = [
     SamplingParams(top_k=50, temperature=0.7, logprobs=3, logprobs_mode="processed"),
     SamplingParams(top_p=0.9, repetition_penalty=1.3, logprobs=3),
     SamplingParams(min_p=0.05, logit_bias={5: 3.0}, min_tokens=4, logprobs=3),
+    SamplingParams(allowed_token_ids=[3, 7, 49151], logprobs=3, logprob_token_ids=[2, 7]),
+    SamplingParams(temperature=0, logprobs=3),
 ]
+MASKED = {6: mask_line(range(1, VOCABULARY - 3), VOCABULARY)}  # what the host allows: row -> mask
 
 
 def sample_on(device: torch.device, chosen: list[int]) -> SampleOutput:
@@ -42,7 +46,8 @@ def sample_on(device: torch.device, chosen: list[int]) -> SampleOutput:
     params = [PARAMS[index] for index in chosen]
     with never_waiting(device):
         admit(rows, places, chosen)
-        info = sampling_batch_info(params, places, places, places, device)
+        masks = [MASKED.get(index) for index in chosen]
+        info = sampling_batch_info(params, places, places, places, device, masks)
         output = Sampler().sample(logits, info, rows, positions)
         tokens, finite = output.next_token_ids, output.finite
         advance_length(info.rows, torch.ones_like(tokens).int(), rows.length, rows.active)
@@ -101,6 +106,8 @@ def test_tokens_are_those_of_the_cpu_and_the_host_never_waits() -> None:
 
 
 def test_a_row_alone_is_the_row_in_the_batch_bit_for_bit() -> None:
+    """Sums over the vocabulary are of whole numbers (`kernels.mass`), so no reduction that torch
+    picks by the number of rows can show; everything else is taken element by element."""
     device = torch.device("cuda")
     batch = sample_on(device, list(range(len(PARAMS))))
     assert batch.logprobs is not None
