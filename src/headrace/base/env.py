@@ -76,6 +76,11 @@ def log_level() -> str:
     return level
 
 
+def api_key() -> str:
+    """The key that clients show to a server: HEADRACE_API_KEY, else OPENAI_API_KEY, else ""."""
+    return os.environ.get("HEADRACE_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
+
+
 def options(names: Iterable[str]) -> dict[str, str]:
     """Options that are set in the environment, as HEADRACE_ and their name in capitals."""
     return {name: value for name in names if (value := os.environ.get(variable_of(name)))}

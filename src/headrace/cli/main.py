@@ -15,6 +15,7 @@ from typing import TypeAlias
 from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
+from headrace.cli import bench_serve
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
 from headrace.cli.parser import Parser
@@ -227,6 +228,8 @@ def _bench(verbs: Verbs) -> None:
     add_engine_flags(parser)
     _bench_step(kinds)
     _bench_startup(kinds)
+    parser = _verb(kinds, "serve", "load on any OpenAI-compatible server", "bench_serve:run")
+    bench_serve.add_flags(parser)
     parser = _verb(kinds, "ceilings", "bandwidth and matrix rate of the device", "bench:ceilings")
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu")
     parser.add_argument("--dtype", default="bfloat16", help="of the product")

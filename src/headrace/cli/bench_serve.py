@@ -1,0 +1,385 @@
+"""`headrace bench serve`: its flags, and the way from them to what is printed."""
+
+import argparse
+import json
+import math
+import secrets
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.base import env
+from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.cli.flags import positive, whole
+
+if TYPE_CHECKING:
+    from headrace.bench.serve.client import Target
+    from headrace.bench.serve.measure import Plan
+    from headrace.bench.serve.run import Pace, Run
+    from headrace.bench.serve.summary import Summary
+    from headrace.bench.serve.work import ServeLoad
+
+FAILED, INTERRUPTED = 1, 130
+INSTALL = "pip install 'headrace[bench]'"
+GOALS = ("ttft", "tpot", "e2el")
+VOCAB_SIZE = 10_000  # ids below it are in nearly every vocabulary
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    _server_flags(parser.add_argument_group("server"))
+    _load_flags(parser.add_argument_group("load"))
+    _output_flags(parser.add_argument_group("output"))
+
+
+def _server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--base-url",
+        default="http://127.0.0.1:30000",
+        metavar="URL",
+        help="any OpenAI-compatible server, with or without /v1",
+    )
+    group.add_argument(
+        "--endpoint", choices=("completions", "chat"), default="completions", help="which route"
+    )
+    group.add_argument(
+        "--model", metavar="NAME", help="its name there; by default the first listed"
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="by default HEADRACE_API_KEY or OPENAI_API_KEY of the environment",
+    )
+    group.add_argument(
+        "--wait", type=whole, default=0, metavar="SECONDS", help="for a server that starts"
+    )
+    group.add_argument(
+        "--timeout",
+        type=positive,
+        metavar="SECONDS",
+        help="most a request may take; any by default",
+    )
+    group.add_argument(
+        "--flush-cache",
+        action="store_true",
+        help="POST /flush_cache before each run (an admin route with our server)",
+    )
+
+
+def _load_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--num-prompts", type=positive, metavar="N", help="requests; 100, or all of a file"
+    )
+    group.add_argument(
+        "--request-rate",
+        type=rates,
+        default="inf",
+        metavar="X,X,...",
+        help="mean requests a second (Poisson), or inf: all at once; a run for each",
+    )
+    group.add_argument(
+        "--max-concurrency",
+        type=concurrencies,
+        default="any",
+        metavar="N,N,...",
+        help="most requests at once, or any; a run for each",
+    )
+    for name, default, meaning in (
+        ("input-len", "128", "tokens of a prompt, the shared prefix included"),
+        ("output-len", "128", "tokens to make"),
+    ):
+        group.add_argument(
+            f"--{name}",
+            f"--random-{name}",
+            type=lengths,
+            default=default,
+            metavar="N or N-N",
+            help=f"{meaning}; a range draws evenly",
+        )
+    group.add_argument(
+        "--shared-prefix-len",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="leading tokens that the prompts of a group share",
+    )
+    group.add_argument(
+        "--prefix-groups", type=positive, default=1, metavar="N", help="different shared prefixes"
+    )
+    group.add_argument(
+        "--prompts",
+        choices=("ids", "text"),
+        help="random token ids, or common words, about a token each; ids where the endpoint "
+        "takes them",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=positive,
+        metavar="N",
+        help=f"random ids are below it; what the server tells, else {VOCAB_SIZE}",
+    )
+    group.add_argument(
+        "--prompt-file",
+        metavar="JSONL",
+        help='instead of random ones, lines with "prompt" (text or ids) or "messages", and '
+        '"max_tokens" where a prompt has its own',
+    )
+    group.add_argument(
+        "--load-seed",
+        type=whole,
+        metavar="N",
+        help="of lengths, prompts and arrivals; a fresh one by default, since a second run with "
+        "the same prompts would find them in the server's prefix cache",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ask for the full output length (not a field of OpenAI's own)",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of sampling")
+    group.add_argument(
+        "--extra-body", type=_body, default={}, metavar="JSON", help="more fields of every request"
+    )
+    group.add_argument(
+        "--warm-up", type=whole, default=1, metavar="N", help="requests before, not measured"
+    )
+
+
+def _output_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", action="store_true", help="one JSON line per run")
+    group.add_argument("--output-file", metavar="JSONL", help="add a line per run to this file")
+    group.add_argument(
+        "--output-details", action="store_true", help="with every request's times in those lines"
+    )
+    group.add_argument(
+        "--plot", metavar="PNG", help="a run over time, or several runs as a curve (matplotlib)"
+    )
+    group.add_argument(
+        "--goodput",
+        type=goals,
+        default={},
+        metavar="ttft:MS,...",
+        help=f"count the requests within these milliseconds; {', '.join(GOALS)}",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0; 1 when a request failed; 130 after ctrl-c, when what was measured is printed."""
+    try:
+        from headrace.bench.serve.client import run_async
+        from headrace.bench.serve.measure import measure
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
+        raise UnsupportedError(
+            f"headrace bench serve needs the package {error.name}", remedy=f"Run {INSTALL}"
+        ) from error
+    if arguments.plot:
+        from headrace.bench.serve.picture import check_matplotlib
+
+        check_matplotlib()
+    _check_output(arguments)
+    seed = secrets.randbelow(2**32) if arguments.load_seed is None else arguments.load_seed
+    report = _Report(arguments)
+
+    async def main() -> None:
+        plan = await _plan(arguments, seed)
+        report.begin(plan)
+        await measure(plan, on_run=report.add, show_progress=sys.stderr.isatty())
+
+    run_async(main)
+    return report.end()
+
+
+async def _plan(arguments: argparse.Namespace, seed: int) -> "Plan":
+    """Look at the server where the command line leaves things to it."""
+    from headrace.bench.serve.client import Target
+    from headrace.bench.serve.measure import Plan
+    from headrace.bench.serve.run import Pace
+
+    base_url = arguments.base_url.rstrip("/").removesuffix("/v1")
+    if "://" not in base_url:
+        base_url = f"http://{base_url}"
+    api_key = arguments.api_key or env.api_key()
+    target = Target(
+        base_url=base_url,
+        endpoint=arguments.endpoint,
+        model=await _model(arguments, base_url, api_key),
+        api_key=api_key,
+        ignore_eos=arguments.ignore_eos,
+        temperature=arguments.temperature,
+        extra_body=arguments.extra_body,
+        timeout=arguments.timeout,
+    )
+    paces = [
+        Pace(request_rate=rate, max_concurrency=most, seed=seed)
+        for rate in arguments.request_rate
+        for most in arguments.max_concurrency
+    ]
+    return Plan(
+        target=target,
+        load=await _load(arguments, target, seed),
+        paces=paces,
+        warm_up=arguments.warm_up,
+        flush_cache=arguments.flush_cache,
+    )
+
+
+async def _model(arguments: argparse.Namespace, base_url: str, api_key: str) -> str:
+    from headrace.bench.serve.client import listed_models
+
+    if arguments.model and not arguments.wait:
+        return str(arguments.model)
+    listed = await listed_models(base_url, api_key, arguments.wait)
+    if not (arguments.model or listed):
+        raise ConfigError(
+            f"{base_url} lists no model", remedy="Name it with --model, and check --base-url"
+        )
+    return str(arguments.model or listed[0])
+
+
+async def _load(arguments: argparse.Namespace, target: "Target", seed: int) -> "ServeLoad":
+    from headrace.bench.serve.client import ask_json
+    from headrace.bench.serve.work import Lengths, RandomLoad, read_load
+
+    if arguments.prompt_file:
+        return read_load(
+            Path(arguments.prompt_file),
+            output_len=arguments.output_len[1],
+            most=arguments.num_prompts,
+        )
+    form = arguments.prompts or ("ids" if arguments.endpoint == "completions" else "text")
+    vocab_size = arguments.vocab_size
+    if form == "ids" and vocab_size is None:
+        info = await ask_json(target.base_url, "/model_info", target.api_key)
+        told = info.get("vocab_size") if isinstance(info, dict) else None
+        vocab_size = told if isinstance(told, int) else None
+    return RandomLoad(
+        num_prompts=arguments.num_prompts or 100,
+        input_len=Lengths(*arguments.input_len),
+        output_len=Lengths(*arguments.output_len),
+        shared_prefix_len=arguments.shared_prefix_len,
+        prefix_groups=arguments.prefix_groups,
+        form=form,
+        vocab_size=vocab_size or VOCAB_SIZE,
+        seed=seed,
+    )
+
+
+class _Report:
+    """Prints each run, and keeps them for the picture."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._runs: list[tuple[Run, Summary]] = []
+        self._setting: dict[str, Any] = {}
+        self._title = ""
+
+    def begin(self, plan: "Plan") -> None:
+        target = plan.target
+        self._title = f"{target.model} at {target.base_url}, {target.endpoint}: {plan.load}"
+        self._setting = {
+            "kind": "serve",
+            "base_url": target.base_url,
+            "endpoint": target.endpoint,
+            "model": target.model,
+            "load": str(plan.load),
+            "temperature": target.temperature,
+            "ignore_eos": target.ignore_eos,
+            "extra_body": dict(target.extra_body),
+            "warm_up": plan.warm_up,
+        }
+        print(self._title, file=sys.stderr)
+
+    def add(self, pace: "Pace", run: "Run") -> None:
+        from headrace.bench.serve.measure import details
+        from headrace.bench.serve.summary import Summary
+
+        arguments = self._arguments
+        summary = Summary.of(run, arguments.goodput)
+        self._runs.append((run, summary))
+        asked = asdict(pace)
+        if math.isinf(pace.request_rate):
+            asked["request_rate"] = "inf"  # JSON has no infinity
+        entry = self._setting | asked | summary.as_dict()
+        if arguments.output_details:
+            entry |= details(run)
+        line = json.dumps(entry)
+        if arguments.json:
+            print(line, flush=True)
+        if arguments.output_file:
+            with Path(arguments.output_file).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        table = f"{pace}\n{summary.table()}"
+        print(table, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+    def end(self) -> int:
+        if self._arguments.plot:
+            from headrace.bench.serve.picture import draw
+
+            draw(self._runs, self._title, Path(self._arguments.plot))
+        if any(run.was_interrupted for run, _ in self._runs):
+            return INTERRUPTED
+        return FAILED if any(summary.failed for _, summary in self._runs) else 0
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    """Open what is written later, so that a wrong path shows before the work."""
+    if not arguments.output_file:
+        return
+    try:
+        with Path(arguments.output_file).open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{arguments.output_file} cannot be written", why=str(error)) from None
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """1,2.5,inf"""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(rate > 0 for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates like 1,2.5,inf")
+    return found
+
+
+def concurrencies(text: str) -> tuple[int | None, ...]:
+    """1,8,any"""
+    return tuple(None if part == "any" else positive(part) for part in text.split(","))
+
+
+def lengths(text: str) -> tuple[int, int]:
+    """128, or 64-256"""
+    least, dash, most = text.partition("-")
+    found = (positive(least), positive(most if dash else least))
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range like 64-256")
+    return found
+
+
+def goals(text: str) -> dict[str, float]:
+    """ttft:200,tpot:50"""
+    try:
+        found = {
+            name: float(value) for name, value in (part.split(":") for part in text.split(","))
+        }
+    except ValueError:
+        found = {"": 0.0}
+    if not all(name in GOALS and value > 0 for name, value in found.items()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of {', '.join(GOALS)} with milliseconds like ttft:200,tpot:50"
+        )
+    return found
+
+
+def _body(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
