@@ -67,8 +67,8 @@ class OperatorRecorder:
         assert self._calls is None, "between segments, or behind the last"
         return tensor
 
-    def free_bytes(self) -> int:
-        return 1000 - self.sessions
+    def held_bytes(self) -> int:
+        return self.sessions
 
 
 def refuse_nothing(wanted: str, hardware: Any) -> None:

@@ -27,6 +27,7 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.batch.rows import Rows
 from headrace.execution.eager import Model
+from headrace.execution.graph_recorder import held_bytes
 from headrace.execution.path import CaptureReport
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
@@ -121,6 +122,8 @@ class DecodeGraphPath:
         self._columns = SamplingColumns.of(rows)
         self._scratch = SamplingScratch.allocate(largest, rows.device)
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: cuBLAS keeps a workspace of up to 32 MiB for each stream it meets.
+        self._stream = torch.cuda.Stream()
         self._captured: dict[Bucket, CapturedStep] = {}
         self._last_rows: tuple[int, ...] = ()
         self._report = CaptureReport(seconds={}, bytes={})
@@ -176,29 +179,35 @@ class DecodeGraphPath:
         if bucket not in self._captured:
             self.capture(bucket)
 
+    def rehearse(self, bucket: Bucket) -> None:
+        """Launch what a step of the bucket launches, on row 0 and page 0, outside a graph."""
+        self._step(self._begin(bucket), bucket)
+
+    def _begin(self, bucket: Bucket) -> ForwardBatch:
+        """The batch of the bucket, of row 0 alone, and what backends need for it."""
+        self._inputs.rows.zero_()
+        self._last_rows = ()
+        for backend in self._backends:
+            backend.capture_buffers(bucket)
+        return self._inputs.batch(bucket.sequences, self._page_size)
+
     def capture(self, bucket: Bucket) -> None:
         """Capture one bucket. The forward stream is drained first; live rows are not touched."""
         start = time.perf_counter()
-        torch.cuda.synchronize()
-        before = torch.cuda.mem_get_info()[0]
-        self._inputs.rows.zero_()
-        self._last_rows = ()
-        batch = self._inputs.batch(bucket.sequences, self._page_size)
-        for backend in self._backends:
-            backend.capture_buffers(bucket)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        before = held_bytes()
+        batch = self._begin(bucket)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 self._step(batch, bucket)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             logits = self._step(batch, bucket)
         self._captured[bucket] = CapturedStep(graph=graph, logits=logits)
         self._report.seconds[bucket] = time.perf_counter() - start
-        self._report.bytes[bucket] = before - torch.cuda.mem_get_info()[0]
+        self._report.bytes[bucket] = held_bytes() - before
         log.info(
             "captured %s rows%s in %.2f s",
             bucket.sequences,

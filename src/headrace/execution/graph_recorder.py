@@ -12,6 +12,16 @@ from headrace.execution.segments import Replay
 _INTEGERS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}  # of as many bytes as an element
 
 
+def held_bytes() -> int:
+    """Device memory that torch holds for this process, the pools of graphs included.
+
+    The device's own count of free memory would also show what other processes take meanwhile.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
 class GraphRecorder:
     """A CUDA graph per segment.
 
@@ -61,7 +71,5 @@ class GraphRecorder:
         holder = SimpleNamespace(__cuda_array_interface__=place)
         return torch.as_tensor(holder, device=tensor.device).view(tensor.dtype)
 
-    def free_bytes(self) -> int:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
+    def held_bytes(self) -> int:
+        return held_bytes()

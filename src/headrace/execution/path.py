@@ -11,7 +11,11 @@ from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
-    """What preparing a path cost; both empty for a path that captures nothing."""
+    """What preparing a path cost; both empty for a path that captures nothing.
+
+    Attributes:
+        bytes: memory of tensors; what a driver keeps for a graph comes on top.
+    """
 
     seconds: dict[Bucket, float]
     bytes: dict[Bucket, int]

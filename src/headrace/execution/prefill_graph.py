@@ -219,7 +219,7 @@ class PrefillGraphPath:
     @torch.inference_mode()
     def capture(self, bucket: Bucket) -> None:
         """Capture one bucket. The forward stream is drained first; only slot 0 is written."""
-        start, before = time.perf_counter(), self._recorder.free_bytes()
+        start, before = time.perf_counter(), self._recorder.held_bytes()
         self._inputs.clear()
         captured = record(
             self._body(bucket.tokens),
@@ -229,7 +229,7 @@ class PrefillGraphPath:
             recorder=self._recorder,
         )
         self._captured[bucket] = captured
-        self._report.bytes[bucket] = before - self._recorder.free_bytes()
+        self._report.bytes[bucket] = self._recorder.held_bytes() - before
         self._report.seconds[bucket] = time.perf_counter() - start
         log.info(
             "captured %s prompt tokens, %s segments, in %.2f s",

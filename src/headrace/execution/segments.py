@@ -43,8 +43,8 @@ class Recorder(Protocol):
     def place_of(self, tensor: Tensor) -> Tensor:
         """The tensor as replays leave it, without keeping its memory from later segments."""
 
-    def free_bytes(self) -> int:
-        """Free memory of the device."""
+    def held_bytes(self) -> int:
+        """Memory that is taken from the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

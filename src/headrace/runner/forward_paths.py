@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GRAPH_BYTES = 8 * 2**20
 """What the driver keeps for an instantiated graph of some hundred kernels, or for as many kernels
-in several graphs, an upper estimate."""
+in several graphs, and for kernels loaded meanwhile: an upper estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
