@@ -11,7 +11,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.server_config import ServerConfig
 from headrace.serving.service import service_of
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 REQUEST_ID = "x-request-id"
 _LONGEST_ID = 128
 
@@ -28,8 +28,8 @@ def same(given: str, key: str | None) -> bool:
 
 
 class ApiKey:
-    """401 for requests without the key, where there is one. Health and metrics stay open, and so
-    does asking with OPTIONS what is allowed."""
+    """401 for requests without the key, where there is one. Health, metrics and the status page,
+    whose figures need it, stay open, and so does asking with OPTIONS what is allowed."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app, self._config = app, config

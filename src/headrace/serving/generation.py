@@ -40,6 +40,7 @@ class Generation:
         self._firsts: list[Delta] = []
         self._prompt_tokens = [len(submit.prompt_token_ids) for submit in submits]
         self._cached_tokens = [0] * len(submits)
+        self._token_at: dict[tuple[int, int], float] = {}  # of each choice, its latest
 
     async def __aenter__(self) -> Self:
         service, name = self._service, self.record.id
@@ -96,15 +97,27 @@ class Generation:
         if delta.token_ids or delta.finished:
             self._service.waiting.discard(submit.request_id)
         if delta.token_ids:
-            record.output_tokens += len(delta.token_ids)
-            record.first_token = record.first_token or time.monotonic()
+            self._timed((place, delta.index), len(delta.token_ids))
         ending = delta.finished
         if ending is not None:
+            record.queued(delta.queue_seconds)
             record.paths[place * submit.params.n + delta.index] = delta.paths
             if ending.reason == "error":
                 raise ApiError(500, f"A step failed: {ending.message}", code="engine_error")
             record.finishes.append(ending.reason)
         return delta
+
+    def _timed(self, choice: tuple[int, int], count: int) -> None:
+        """Tokens of a choice are here."""
+        record, measures, now = self.record, self._service.measures, time.monotonic()
+        record.output_tokens += count
+        if record.first_token is None:
+            record.first_token = now
+            measures.first_token.observe(now - record.started)
+        before = self._token_at.get(choice)
+        if before is not None:
+            measures.between_tokens.observe((now - before) / count, count)
+        self._token_at[choice] = now
 
     async def _close(self, error: BaseException | None) -> None:
         """Leave nothing behind: what runs is aborted, the record ends."""

@@ -17,6 +17,7 @@ class RequestRecord:
         at: wall clock of its arrival.
         finishes: reason of each choice's ending, in order of the endings; "error" and
             "disconnect" for a request that got none.
+        queue_seconds: in the engine's queue, of the sequence that ran first.
         paths: forward paths of its sequences, run-length, one list a choice.
     """
 
@@ -30,6 +31,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    queue_seconds: float | None = None
     finishes: list[str] = field(default_factory=list)
     paths: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
 
@@ -41,6 +43,11 @@ class RequestRecord:
     @property
     def seconds_to_first_token(self) -> float | None:
         return None if self.first_token is None else self.first_token - self.started
+
+    def queued(self, seconds: float | None) -> None:
+        """A sequence ended that was queued so long before its first step, if it came to one."""
+        if seconds is not None and (self.queue_seconds is None or seconds < self.queue_seconds):
+            self.queue_seconds = seconds
 
     def failed(self) -> None:
         """Note that it was answered with an error, once."""
@@ -58,6 +65,7 @@ class RequestRecord:
             "output_tokens": self.output_tokens,
             "seconds": self.seconds,
             "seconds_to_first_token": self.seconds_to_first_token,
+            "seconds_in_queue": self.queue_seconds,
             "finish_reasons": self.finishes,
             "paths": [
                 {"choice": choice, "runs": [list(run) for run in runs]}

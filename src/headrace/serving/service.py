@@ -14,6 +14,9 @@ from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.request.messages import EngineInfo
 from headrace.serving.errors import ApiError, unavailable
+from headrace.serving.observability.engine_figures import EngineFigures
+from headrace.serving.observability.history import History
+from headrace.serving.observability.measures import Measures
 from headrace.serving.records import RequestRecord
 from headrace.serving.server_config import ServerConfig, names
 from headrace.text.tokenizer import Tokenizer
@@ -34,6 +37,7 @@ class Service:
         waiting: the engine's requests without a first token.
         records: what ended lately, newest last. observers: called with each record as it ends;
             metrics and status pages hang on here.
+        measures, history, figures: for metrics and the status page.
         unknown_fields: names of request fields that were warned about.
     """
 
@@ -47,8 +51,14 @@ class Service:
     waiting: set[str] = field(default_factory=set)
     records: "OrderedDict[str, RequestRecord]" = field(default_factory=OrderedDict)
     observers: list[Callable[[RequestRecord], None]] = field(default_factory=list)
+    measures: Measures = field(default_factory=Measures)
+    history: History = field(init=False)
+    figures: EngineFigures = field(default_factory=EngineFigures)
     unknown_fields: set[str] = field(default_factory=set)
     rendering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
+
+    def __post_init__(self) -> None:
+        self.history = History(self.measures)
 
     @property
     def state(self) -> str:
@@ -124,6 +134,7 @@ class Service:
         self.records[record.id] = record
         while len(self.records) > REMEMBERED_RECORDS:
             self.records.popitem(last=False)
+        self.measures.ended(record)
         for observer in self.observers:
             observer(record)
 

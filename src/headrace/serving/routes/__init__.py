@@ -9,8 +9,10 @@ from headrace.serving.routes import (
     generate,
     health,
     information,
+    metrics,
     models,
     profile,
+    status,
     tokenize,
 )
 
@@ -25,6 +27,8 @@ ROUTERS = tuple(
         tokenize,
         information,
         explain,
+        metrics,
+        status,
         abort,
         cache,
         profile,
