@@ -66,6 +66,7 @@ class Server:
             loop.add_signal_handler(each, self._stop, each)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
         living = asyncio.create_task(self._live())
+        sampling = asyncio.create_task(self.service.history.run(lambda: self.service.engine))
         try:
             await asyncio.wait([serving, living], return_when=asyncio.FIRST_COMPLETED)
             if living.done() and living.exception() is None and not self._signals:
@@ -74,6 +75,7 @@ class Server:
             await serving
             return self._status
         finally:
+            sampling.cancel()
             if self._draining is not None:
                 self._draining.cancel()
             await self._end_engine(living)
