@@ -101,6 +101,11 @@ def unknown_variables(options: Iterable[str] = ()) -> list[str]:
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
+def all_variables() -> dict[str, str]:
+    """The whole environment, secrets included: for reports that choose what they show."""
+    return dict(os.environ)
+
+
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: ours, with `changes`."""
     return {**os.environ, **changes}

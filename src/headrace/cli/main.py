@@ -15,7 +15,7 @@ from typing import TypeAlias
 from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
-from headrace.cli import bench_serve
+from headrace.cli import bench_serve, chat
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
 from headrace.cli.parser import Parser
@@ -110,6 +110,9 @@ def build_parser() -> Parser:
         verbs, "version", "print the versions of headrace and of what it runs on", "version:run"
     )
     version.add_argument("--json", action="store_true", help="as JSON")
+    meaning = "show machine, drivers, packages and settings, for a report of a bug"
+    collect_env = _verb(verbs, "collect-env", meaning, "collect_env:run")
+    collect_env.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -151,9 +154,8 @@ def _generate(verbs: Verbs) -> None:
 
 
 def _chat(verbs: Verbs) -> None:
-    parser = _verb(verbs, "chat", "talk with a model", "chat:run")
-    _model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser = _verb(verbs, "chat", "talk with a model, here or on a server", "chat:run")
+    chat.add_flags(parser)
     add_sampling_flags(parser, skip=NOT_IN_CHAT)
     add_engine_flags(parser)
 
