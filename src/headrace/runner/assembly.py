@@ -145,7 +145,7 @@ def assemble(
 
     runner = ModelRunner(settled.config, persona, plan, load)
     runner.initialize(model)
-    graphs = runner.trial_capture()
+    graphs = runner.trial_capture(progress=progress)
     runner.init_memory_pool(joint_budget(settled, graphs))
     runner.init_attention_backend()
     runner.init_forward_paths()

@@ -127,22 +127,35 @@ class ModelRunner:
             self._load_weights(self.model)
             finish_weights(self.model)
 
-    def trial_capture(self) -> dict[str, int]:
+    def trial_capture(self, *, progress: bool = False) -> dict[str, int]:
         """Bytes that graphs take, by line of the budget, measured over a pool of page 0 alone.
 
-        What is captured is thrown away: graphs that serve hold the addresses of the real pool.
+        What is captured is thrown away: graphs that serve hold the addresses of the real pool. What
+        is compiled for it, and for all other steps, stays.
         """
         if not has_graphs(self.plan):
             return {}
+        self._make_pools(1)
+        self.init_attention_backend()
+        self.init_forward_paths()
+        self._compile_kernels(progress=progress)
         with self._part("trial capture"):
-            self._make_pools(1)
-            self.init_attention_backend()
-            self.init_forward_paths()
             reserves = list(self.paths.trial())
-            self._drop_pools()
+        self._drop_pools()
         self.measured += reserves
         names = [each.name.removesuffix("_bytes").replace("_", " ") + "s" for each in reserves]
         return dict(zip(names, (each.value for each in reserves), strict=True))
+
+    def _compile_kernels(self, *, progress: bool) -> None:
+        from headrace.runner.dry_steps import compile_kernels  # needs Triton, as graphs do
+
+        with self._part("kernels"):
+            kernels = compile_kernels(
+                self.paths, self.plan, self.model, self.device, progress=progress
+            )
+        self.measured.append(
+            Decision(name="kernels", value=kernels.count, reason=f"measured: {kernels}")
+        )
 
     def _drop_pools(self) -> None:
         """Forget the pools of the trial and all that holds their addresses."""
