@@ -155,7 +155,7 @@ class TritonOperators:
         if hidden.shape[0] == 1:
             out = hidden.new_empty((1, matrix.shape[0]), dtype=torch.float32)
             logits = self._matvec(hidden, matrix, out=out, pdl=self._pdl)
-        elif settings is not None:
+        elif settings is not None and settings.splits == 1:  # nothing behind would add parts
             logits = self._few_rows(
                 hidden, matrix, settings=settings, dtype=torch.float32, pdl=self._pdl
             )
