@@ -150,6 +150,7 @@ def test_unknown_paths_methods_and_models(http: TestClient) -> None:
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
     check_shape(answer)
+    assert http.delete("/generate").headers["allow"] == "POST, PUT"
     for answer in (
         http.post("/v1/completions", json={"prompt": "a", "model": "other"}),
         http.get("/v1/models/other/one"),

@@ -1,7 +1,9 @@
 """Streams over time: disconnects, silence, slow readers, failures on the way."""
 
 import asyncio
+import json
 
+import msgspec
 import pytest
 from asgi import Exchange
 from sse import events_of
@@ -238,8 +240,12 @@ def test_a_dead_engine_is_told_before_anything_runs(service, engine) -> None:
     run(test)
 
 
-def test_events_are_encoded_on_one_line() -> None:
-    assert event_stream.event(b'{"a":"\\n"}') == b'data: {"a":"\\n"}\n\n'
+def test_an_event_is_one_line_however_lines_are_told_apart() -> None:
+    every = "".join(map(chr, range(0x3000)))
+    sent = event_stream.event(msgspec.json.encode({"a": every})).decode()
+    first, *rest = sent.splitlines()
+    assert rest == [""]
+    assert json.loads(first.removeprefix("data: ")) == {"a": every}
 
 
 def test_an_id_in_flight_is_not_taken_twice(service, engine) -> None:

@@ -80,11 +80,14 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if isinstance(cause, ApiError):
         return cause  # raised while the body was read
     place = f"{request.method} {request.url.path[:200]}"
-    told, code = str(error.detail), None
+    told, code, headers = str(error.detail), None, dict(error.headers or {})
     if error.status_code == 404:
         told, code = f"There is no {place}", "no_such_path"
     elif error.status_code == 405:
         told, code = f"{place} is not allowed; the header Allow says what is", "wrong_method"
+        methods = request.app.openapi()["paths"].get(request.url.path)
+        if methods is not None:  # the framework names those of one function only
+            headers["Allow"] = ", ".join(sorted(method.upper() for method in methods))
     elif error.status_code == 400:
         told, code = "The body cannot be read as JSON", "invalid_json"
-    return ApiError(error.status_code, told, code=code, headers=error.headers or {})
+    return ApiError(error.status_code, told, code=code, headers=headers)

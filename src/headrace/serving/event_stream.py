@@ -23,8 +23,15 @@ _HEADERS = {
 Events = AsyncIterator[bytes]
 
 
+# Line ends to Python's `splitlines`, by which many clients read; JSON leaves them as they are.
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
+
+
 def event(payload: bytes) -> bytes:
-    """One event of a JSON text, which has no line breaks."""
+    """One event of a JSON text, which becomes one line by any reading."""
+    for raw, escaped in _LINE_ENDS:
+        if raw in payload:  # inside a text, the only place where JSON has other than ASCII
+            payload = payload.replace(raw, escaped)
     return b"data: " + payload + b"\n\n"
 
 

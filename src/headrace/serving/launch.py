@@ -6,6 +6,7 @@ HTTP answers at once, 503 while the model loads. The first SIGTERM or SIGINT let
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -95,6 +96,7 @@ class Server:
             EngineClient.start(asked, restart=restart), asyncio.to_thread(load_tokenizer, asked)
         )
         service.engine, service.tokenizer = engine, tokenizer
+        _set_aside_what_stays()
         self._tell_ready()
         reason = await engine.wait_dead()
         if not self._signals:
@@ -148,6 +150,15 @@ class Server:
         if late and service.engine is not None:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
+
+
+def _set_aside_what_stays() -> None:
+    """Let the garbage collector forget everything loaded so far.
+
+    Else it looks through all of it now and then, for 100 ms and more in which nothing is answered.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _Http(uvicorn.Server):
