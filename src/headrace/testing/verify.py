@@ -31,6 +31,7 @@ from headrace.testing.workload import (
 from headrace.text.build import build_tokenizer
 
 RETRACT_EVERY = 2
+FORCED_KEPT = 128  # sequences that the reference was forced along
 POOL_ROUNDS = 3  # times the workload's pages: cached prompts of both waves beside a running one
 
 Run = list[tuple[Wave, list[RequestOutput]]]
@@ -119,10 +120,15 @@ def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]
 def _with_room(asked: EngineConfig, work: Sequence[Wave]) -> EngineConfig:
     """Room for the workload and little more, where nothing was asked: many engines follow."""
     longest = max(wave.longest for wave in work)
+    rows = asked.max_running_requests or len(work[0].prompts)
+    sizes = asked.decode_graph
+    if sizes in (None, "auto"):  # few buckets, which padding fills: each is captured in each engine
+        sizes = tuple(sorted({1, min(4, rows), rows}))
     return replace(
         asked,
         max_model_len=asked.max_model_len or longest,
-        max_running_requests=asked.max_running_requests or len(work[0].prompts),
+        max_running_requests=rows,
+        decode_graph=sizes,
     )
 
 
@@ -144,12 +150,15 @@ def _engine(
 class Judge:
     """Runs the workload on an engine and compares it with the reference.
 
-    What the reference says along its own tokens is kept; most configurations choose the same.
+    What the reference says is kept: most configurations choose its own tokens, and in half
+    precision many of the others choose the same ones. Of the latter the last few are kept, since
+    each takes some megabytes.
     """
 
     def __init__(self, reference: Reference, work: Sequence[Wave]) -> None:
         self._reference, self._work = reference, work
         self._own: dict[tuple[str, int], tuple[Scored, list[int]]] = {}
+        self._forced: dict[tuple[str, int, tuple[int, ...]], Scored] = {}
 
     def try_one(self, engine: Engine, configuration: Configuration, tally: Tally) -> Result:
         start = time.perf_counter()
@@ -188,7 +197,12 @@ class Judge:
         scored, own = self._own[key]
         if tokens == own or len(tokens) != len(own):
             return scored
-        return self._reference.score(prompt, params, forced=tokens)
+        asked = (*key, tuple(tokens))
+        if asked not in self._forced:
+            if len(self._forced) >= FORCED_KEPT:
+                del self._forced[next(iter(self._forced))]
+            self._forced[asked] = self._reference.score(prompt, params, forced=tokens)
+        return self._forced[asked]
 
 
 def _run_wave(
