@@ -11,14 +11,23 @@ from headrace.version import __version__
 if TYPE_CHECKING:
     from headrace.config.engine_config import EngineConfig
     from headrace.llm import LLM
+    from headrace.request.pooling_params import PoolingParams
     from headrace.request.sampling_params import SamplingParams
     from headrace.request.structured_output import StructuredOutput
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "StructuredOutput", "__version__"]
+__all__ = [
+    "LLM",
+    "EngineConfig",
+    "PoolingParams",
+    "SamplingParams",
+    "StructuredOutput",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "headrace.llm",
     "EngineConfig": "headrace.config.engine_config",
+    "PoolingParams": "headrace.request.pooling_params",
     "SamplingParams": "headrace.request.sampling_params",
     "StructuredOutput": "headrace.request.structured_output",
 }

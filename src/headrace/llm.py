@@ -1,4 +1,4 @@
-"""`LLM`: offline generation in Python."""
+"""`LLM`: offline generation and embeddings in Python."""
 
 import difflib
 import os
@@ -8,23 +8,26 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
-from headrace.engine.engine import Engine, PreparedRequest, RequestHandle
+from headrace.engine.engine import Engine
 from headrace.engine.explanation import Explanation, explanation_of
 from headrace.engine.interrupts import interrupts_held
-from headrace.engine.outputs import Piece, RequestOutput
+from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
 from headrace.engine.progress import Progress
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
+from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.turns import Turns
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
 Message = Mapping[str, Any]
+Option = TypeVar("Option", SamplingParams, PoolingParams)
 
 _PROMPTS = (str, list, tuple)  # a part of one of these kinds is a prompt, not a token
 _MESSAGES = "Give a list of messages, dicts with role and content"
@@ -63,7 +66,7 @@ class LLM:
         self._turns = Turns()
         self._left: deque[str] = deque()  # requests whose callers went away
 
-    # ---- generation
+    # ---- generation and embeddings
 
     def generate(
         self,
@@ -89,7 +92,34 @@ class LLM:
         for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
             with _naming(index):
                 prepared.append(self.engine.prepare(prompt, each))
-        return self._run(_with_grammars(prepared), use_tqdm)
+        handles = self._run(_with_grammars(prepared), use_tqdm)
+        return [handle.output() for handle in handles]
+
+    def embed(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Vectors of prompts, made of the model's last hidden states; the results keep their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            pooling_params: one for all or one per prompt; `None`: the last token's, normalised.
+
+        Raises:
+            RequestError: (a ValueError) a prompt or an option is invalid; names the prompt's index.
+                Nothing ran.
+        """
+        listed = _listed(prompts)
+        asked = PoolingParams() if pooling_params is None else pooling_params
+        params = _one_each("pooling_params", asked, PoolingParams, len(listed))
+        prepared = []
+        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
+            with _naming(index):
+                prepared.append(self.engine.prepare_embedding(prompt, each))
+        return [handle.embedding_output() for handle in self._run(prepared, use_tqdm)]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -133,7 +163,8 @@ class LLM:
         for index, (conversation, each) in enumerate(zip(batch, params, strict=True)):
             with _naming(index):
                 prepared.append(self._prepare_chat(conversation, each, template))
-        return self._run(_with_grammars(prepared), use_tqdm)
+        handles = self._run(_with_grammars(prepared), use_tqdm)
+        return [handle.output() for handle in handles]
 
     def stream_chat(
         self,
@@ -208,7 +239,8 @@ class LLM:
         finally:
             self._abort_left()
 
-    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestHandle]:
+        """Run requests to their ends."""
         handles: list[RequestHandle] = []
         try:
             with interrupts_held(), self._turn():
@@ -224,7 +256,7 @@ class LLM:
         except BaseException:
             self._leave(handles)
             raise
-        return [handle.output() for handle in handles]
+        return handles
 
     def _stream(self, prepared: PreparedRequest) -> Generator[Piece, None, None]:
         handles: list[RequestHandle] = []
@@ -274,27 +306,31 @@ class LLM:
         return self.engine.prepare(ids, params, text=text, default_max_tokens=None)
 
     def _params(self, params: Params | None, count: int) -> list[SamplingParams]:
-        if params is None:
-            return [self.engine.default_params] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if not isinstance(params, list | tuple):
+        asked = self.engine.default_params if params is None else params
+        return _one_each("sampling_params", asked, SamplingParams, count)
+
+
+def _one_each(name: str, params: Any, kind: type[Option], count: int) -> list[Option]:
+    """The options of each of `count` prompts."""
+    if isinstance(params, kind):
+        return [params] * count
+    if not isinstance(params, list | tuple):
+        raise RequestError(
+            f"{name} is {reprlib.repr(params)}",
+            remedy=f"Give a {kind.__name__}, or a list with one per prompt",
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(params)} {name.replace('_', ' ')}",
+            remedy="Give one for all, or one per prompt",
+        )
+    for index, each in enumerate(params):
+        if not isinstance(each, kind):
             raise RequestError(
-                f"sampling_params is {reprlib.repr(params)}",
-                remedy="Give a SamplingParams, or a list with one per prompt",
+                f"Prompt {index}: its {name.replace('_', ' ')} are {reprlib.repr(each)}",
+                remedy=f"Give a {kind.__name__}",
             )
-        if len(params) != count:
-            raise RequestError(
-                f"{count} prompts came with {len(params)} sampling params",
-                remedy="Give one for all, or one per prompt",
-            )
-        for index, each in enumerate(params):
-            if not isinstance(each, SamplingParams):
-                raise RequestError(
-                    f"Prompt {index}: its sampling params are {reprlib.repr(each)}",
-                    remedy="Give a SamplingParams",
-                )
-        return list(params)
+    return list(params)
 
 
 def _with_grammars(prepared: list[PreparedRequest]) -> list[PreparedRequest]:

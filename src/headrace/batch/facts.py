@@ -27,6 +27,7 @@ class BatchFacts:
         host_mask: a row brings a mask that the host made for this step (grammar, bad words).
         filters: a row that samples uses top-k, top-p or min-p.
         processed_logprobs: a row asks for logprobs after penalties, masks and filters.
+        hidden: hidden states leave the forward, of last tokens or of more.
     """
 
     mode: ForwardMode

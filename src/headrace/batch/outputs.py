@@ -27,6 +27,20 @@ class TokenLogprobs:
     extra_rank: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenStates:
+    """What a `HiddenStateRequest` asked for, in its order; memory of its own.
+
+    Attributes:
+        tokens: [M, H] in the model's dtype, `None` when no single states were asked.
+        sums: [number of sums, H] float64, so that how a prompt is cut into chunks does not show in
+            the float32 of its mean; `None` when none were asked.
+    """
+
+    tokens: Tensor | None = None
+    sums: Tensor | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class LogitsProcessorOutput:
     """Logits of a step.
@@ -37,12 +51,14 @@ class LogitsProcessorOutput:
         next_token_ids, finite: [S] int64 and bool when the path has sampled and advanced the rows
             already (a decode graph).
         prompt_logprobs: of the prompt tokens asked for, in the order of the request.
+        hidden: the states asked for, `None` when none were.
     """
 
     next_token_logits: Tensor
     next_token_ids: Tensor | None = None
     finite: Tensor | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

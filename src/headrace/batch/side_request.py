@@ -21,7 +21,21 @@ class PromptLogprobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenStateRequest:
+    """Hidden states of tokens computed in this step, after the last norm and before the head.
+
+    Attributes:
+        token_index: [M] int64, places among the T tokens whose states are wanted.
+        sums: (first, end) of runs of places whose states are wanted as one sum each.
+    """
+
+    token_index: Tensor | None = None
+    sums: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SideRequest:
     """Side outputs asked of one forward; the default asks for none."""
 
     prompt_logprobs: PromptLogprobRequest | None = None
+    hidden: HiddenStateRequest | None = None

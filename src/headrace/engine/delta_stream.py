@@ -98,4 +98,5 @@ def merged(deltas: list[Delta]) -> Delta:
         cached_tokens=last.cached_tokens,
         paths=last.paths,
         queue_seconds=last.queue_seconds,
+        embedding=last.embedding,
     )

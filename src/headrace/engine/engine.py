@@ -1,11 +1,12 @@
 """One engine in this process: text, scheduler and worker joined.
 
-`prepare` checks a request, `submit` queues it, `step` takes one turn of the loop, a `RequestHandle`
-gives the output. Not safe to share between threads; the faces above see to that.
+`prepare` (or `prepare_embedding`) checks a request, `submit` queues it, `step` takes one turn of
+the loop, a `RequestHandle` gives the output. Not safe to share between threads; the faces above see
+to that.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,6 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.explanation import explanation_of, sampling_defaults
 from headrace.engine.interrupts import interrupts_held
-from headrace.engine.outputs import Piece, RequestOutput
 from headrace.engine.prompts import (
     Prompt,
     bad_words,
@@ -25,6 +25,7 @@ from headrace.engine.prompts import (
     prompt_token_ids,
     stop_ids,
 )
+from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.sequence_output import SequenceOutput
 from headrace.engine.vocabulary import (
     eos_token_ids_of,
@@ -34,112 +35,19 @@ from headrace.engine.vocabulary import (
 )
 from headrace.models.decoder import CausalDecoder
 from headrace.request.messages import Load
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
 from headrace.runner.report import summary
 from headrace.runner.worker import TpModelWorker
-from headrace.sampling.bad_words import BadWords
-from headrace.sampling.grammar import GrammarMask
-from headrace.sampling.grammar_compiler import Compilation
-from headrace.sampling.host_mask import HostMask, together
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Admission, Scheduler
-from headrace.scheduler.sequence import Sequence as ScheduledSequence
 from headrace.text.output_text import OutputText
 
 log = get_logger(__name__)
 
 DEFAULT_MAX_TOKENS = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRequest:
-    """A request that was found valid; `submit` cannot refuse it.
-
-    Attributes:
-        text: the prompt as text, where it came so. stop_ids: ids that end it, the model's own
-            included. grammar: of its form, perhaps still being compiled; the sequences wait
-            for it, and one that turns out to be none ends them with "error".
-    """
-
-    text: str | None
-    token_ids: Sequence[int]
-    params: SamplingParams
-    max_tokens: int
-    stop_ids: frozenset[int]
-    bad_words: BadWords | None
-    grammar: Compilation | None
-
-    def wait(self) -> None:
-        """Wait for the grammar, if there is one; raises `RequestError` when it is refused."""
-        if self.grammar is not None:
-            self.grammar.wait()
-
-    def host_mask(self) -> HostMask | None:
-        """The mask of one of its sequences."""
-        grammar = None
-        if self.grammar is not None:
-            grammar = GrammarMask(self.grammar, self.stop_ids, self.params.min_tokens)
-        return together(grammar, self.bad_words)
-
-
-class RequestHandle:
-    """A request in flight."""
-
-    def __init__(
-        self,
-        request: Request,
-        prompt: str | None,
-        outputs: list[SequenceOutput],
-        sequences: list[ScheduledSequence],
-    ) -> None:
-        self.request, self.prompt = request, prompt
-        self._outputs, self._sequences = outputs, sequences
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def is_finished(self) -> bool:
-        return all(output.ending is not None for output in self._outputs)
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(len(output.token_ids) for output in self._outputs)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens taken from the prefix cache; 0 until the request has run."""
-        return self._sequences[0].cached_tokens
-
-    def paths(self, index: int) -> list[tuple[str, int]]:
-        """Forward paths that the steps of a continuation took so far, run-length."""
-        return self._sequences[index].paths
-
-    def queue_seconds(self, index: int) -> float | None:
-        """Time from the queue to its first step of a continuation; `None` until it has run."""
-        return self._sequences[index].queue_seconds
-
-    def take_pieces(self) -> list[Piece]:
-        """New pieces of all continuations since the last call."""
-        pieces = [output.take_piece() for output in self._outputs]
-        return [piece for piece in pieces if piece is not None]
-
-    def output(self) -> RequestOutput:
-        """The whole result of a finished request."""
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
-            outputs=[
-                output.output(sequence.paths)
-                for output, sequence in zip(self._outputs, self._sequences, strict=True)
-            ],
-            prompt_logprobs=self._outputs[0].prompt_entries,
-            cached_tokens=self.cached_tokens,
-        )
 
 
 class Engine:
@@ -234,6 +142,20 @@ class Engine:
             grammar=None if structured is None else self.grammars.start(structured),
         )
 
+    def prepare_embedding(
+        self, prompt: Prompt, pooling: PoolingParams, *, text: str | None = None
+    ) -> PreparedRequest:
+        """As `prepare`, for a request that ends in an embedding.
+
+        Raises:
+            RequestError: it can never be served.
+        """
+        pooling.check_size(self.settled.persona.traits.hidden_size)
+        ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
+        self.scheduler.check_lengths(len(ids), 0)
+        text = prompt if isinstance(prompt, str) else text
+        return PreparedRequest(text=text, token_ids=ids, pooling=pooling)
+
     def submit(
         self,
         prepared: PreparedRequest,
@@ -253,6 +175,7 @@ class Engine:
             params=prepared.params,
             priority=priority,
             cache_salt=cache_salt,
+            pooling=prepared.pooling,
         )
         outputs = [
             self._sequence_output(request, index, prepared.stop_ids)
@@ -387,7 +310,7 @@ class Engine:
     ) -> SequenceOutput:
         params = request.params
         text = None
-        if self.tokenizer is not None:
+        if self.tokenizer is not None and request.pooling is None:
             text = OutputText(
                 self.tokenizer,
                 request.prompt_token_ids,

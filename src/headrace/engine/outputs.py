@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.request.outcome import FinishReason, Logprob
 
 
@@ -68,11 +71,35 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOutput:
+    """One finished embedding.
+
+    Attributes:
+        embedding: [H], or [dimensions] where fewer were asked, float32; `None` where the request
+            ended by abort or error, see `finish_reason`.
+        prompt: the text, `None` when token ids were given.
+        cached_tokens: prompt tokens taken from the prefix cache.
+        paths: forward paths its steps took, run-length: [(path, steps), ...].
+        finish_reason: stop, abort or error; message: what went wrong.
+    """
+
+    request_id: str
+    embedding: NDArray[np.float32] | None
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    cached_tokens: int
+    paths: list[tuple[str, int]]
+    finish_reason: FinishReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """New output of one continuation since the piece before.
 
     `finish_reason` is set on the last piece only, `prompt_logprobs` on the first one of the first
-    continuation; `text` may be empty while characters or stop strings are incomplete.
+    continuation, `embedding` on the one piece of a request for that; `text` may be empty while
+    characters or stop strings are incomplete.
     """
 
     index: int
@@ -83,3 +110,4 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     message: str = ""
+    embedding: NDArray[np.float32] | None = None

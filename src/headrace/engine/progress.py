@@ -6,7 +6,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from headrace.engine.engine import RequestHandle
+from headrace.engine.requests import RequestHandle
 
 
 class Progress:

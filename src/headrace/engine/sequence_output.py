@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.engine.outputs import CompletionOutput, Piece
 from headrace.request.outcome import Finished, Logprob
 from headrace.text.output_text import OutputText
@@ -29,6 +32,7 @@ class SequenceOutput:
         self.logprobs: list[dict[int, Logprob]] | None = [] if keeps_logprobs else None
         self.prompt_entries: list[dict[int, Logprob] | None] | None = None
         self.ending: Finished | None = None
+        self.vector: NDArray[np.float32] | None = None
         self._text, self._hidden_ids = text, hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
@@ -47,6 +51,9 @@ class SequenceOutput:
 
     def prompt_logprobs(self, entries: Sequence[dict[int, Logprob] | None]) -> None:
         self.prompt_entries = list(entries)
+
+    def embedding(self, vector: NDArray[np.float32]) -> None:
+        self.vector = vector
 
     def finished(self, ending: Finished) -> None:
         assert self.ending is None, "a sequence ends once"
@@ -78,6 +85,7 @@ class SequenceOutput:
             finish_reason=ending.reason if ending else None,
             stop_reason=ending.stop_reason if ending else None,
             message=ending.message if ending else "",
+            embedding=self.vector,
         )
 
     def output(self, paths: list[tuple[str, int]]) -> CompletionOutput:

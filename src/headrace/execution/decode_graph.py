@@ -146,6 +146,8 @@ class DecodeGraphPath:
             return f"more rows than the largest bucket ({self.sizes[-1]})"
         if facts.host_mask:
             return "a row brings a mask that the host made"
+        if facts.hidden:
+            return "hidden states are asked, which a graph keeps to itself"
         if facts.processed_logprobs:
             return "a row asks for processed logprobs, which only eager sampling keeps"
         return ""

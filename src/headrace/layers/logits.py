@@ -1,4 +1,4 @@
-"""From hidden states to the logits and prompt logprobs a step was asked for."""
+"""From hidden states to what a step was asked for: logits, prompt logprobs, states themselves."""
 
 from typing import Protocol
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, TokenLogprobs
-from headrace.batch.side_request import PromptLogprobRequest
+from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, TokenLogprobs
+from headrace.batch.side_request import HiddenStateRequest, PromptLogprobRequest
 from headrace.config.persona import ModelTraits
 from headrace.kernels.logprobs import token_logprobs
 
@@ -27,7 +27,7 @@ class HasHead(Protocol):
 
 
 def process_logits(model: HasHead, hidden: Tensor, batch: ForwardBatch) -> LogitsProcessorOutput:
-    """Logits of the rows that sample, and logprobs of the prompt tokens asked for.
+    """Logits of the rows that sample, and what else of the states `batch.side` asks for.
 
     Args:
         hidden: [T, H], after the last norm.
@@ -39,10 +39,21 @@ def process_logits(model: HasHead, hidden: Tensor, batch: ForwardBatch) -> Logit
     logits = model.compute_logits(
         hidden[:0] if info is None else hidden.index_select(0, info.token_index)
     )
-    request = batch.side.prompt_logprobs
+    request, states = batch.side.prompt_logprobs, batch.side.hidden
     return LogitsProcessorOutput(
         next_token_logits=logits,
         prompt_logprobs=None if request is None else _prompt_logprobs(model, hidden, request),
+        hidden=None if states is None else _hidden_states(hidden, states),
+    )
+
+
+def _hidden_states(hidden: Tensor, request: HiddenStateRequest) -> HiddenStates:
+    """Copies: a path may overwrite `hidden` in its next step, before the host has read them."""
+    index = request.token_index
+    sums = [hidden[first:end].sum(0, dtype=torch.float64) for first, end in request.sums]
+    return HiddenStates(
+        tokens=None if index is None else hidden.index_select(0, index),
+        sums=torch.stack(sums) if sums else None,
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from headrace.base import errors
 from headrace.base.errors import HeadraceError
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
 TokenLogprobs = dict[int, Logprob]
@@ -47,15 +48,17 @@ class Submit(msgspec.Struct, array_like=True, tag="submit", kw_only=True):
         default_max_tokens: used where `params.max_tokens` is `None`; `None`: the rest of the
             context.
         priority, cache_salt: see `Request`.
+        pooling: make an embedding and no token; `params` stay at their defaults.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams = SamplingParams()
     prompt_text: str | None = None
     default_max_tokens: int | None = None
     priority: int = 0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
 
 
 class SubmitHead(msgspec.Struct, array_like=True, tag="submit", kw_only=True):
@@ -153,6 +156,7 @@ class Delta(msgspec.Struct, array_like=True):
         paths: forward paths its steps took, run-length: [(path, steps), ...]; with `finished`.
         queue_seconds: from the queue to its first step, by the engine's clock; with `finished`,
             `None` for one that never ran.
+        embedding: float32 numbers, little-endian, of a request with `pooling`; with `finished`.
     """
 
     request_id: str
@@ -166,6 +170,7 @@ class Delta(msgspec.Struct, array_like=True):
     cached_tokens: int = 0
     paths: list[tuple[str, int]] = []
     queue_seconds: float | None = None
+    embedding: bytes | None = None
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt with its options; it becomes `params.n` sequences.
+
+    With `pooling` it becomes one sequence that ends in an embedding and makes no token; `params`
+    are the defaults then.
 
     Attributes:
         request_id: unique among the requests in flight.
@@ -23,3 +27,4 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     adapter: str | None = None
+    pooling: PoolingParams | None = None

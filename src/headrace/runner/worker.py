@@ -1,15 +1,18 @@
 """One rank's step: forward, sample, advance, and send the results to the host."""
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from torch import Tensor
 
 from headrace.base.decision import Refusal
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, TokenLogprobs
+from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, TokenLogprobs
 from headrace.execution.token_ring import InFlight, TokenRing
 from headrace.runner.model_runner import ModelRunner
+
+Part = TypeVar("Part", TokenLogprobs, HiddenStates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +21,14 @@ class HostResults:
 
     Attributes:
         tokens: sampled token of each sampling row; finite: whether its logits were numbers.
-        logprobs, prompt_logprobs: host tensors, `None` when no row asked.
+        logprobs, prompt_logprobs, hidden: host tensors, `None` when no row asked.
     """
 
     tokens: list[int]
     finite: list[bool]
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
+    hidden: HiddenStates | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,9 @@ class StepResult:
         return HostResults(
             tokens=host["tokens"].tolist() if "tokens" in host else [],
             finite=host["finite"].tolist() if "finite" in host else [],
-            logprobs=_unpack("logprobs", host),
-            prompt_logprobs=_unpack("prompt_logprobs", host),
+            logprobs=_unpack("logprobs", TokenLogprobs, host),
+            prompt_logprobs=_unpack("prompt_logprobs", TokenLogprobs, host),
+            hidden=_unpack("hidden", HiddenStates, host),
         )
 
 
@@ -63,7 +68,7 @@ class TpModelWorker:
         output = self.runner.forward(batch)
         logits = output.logits_output
         assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
-        tensors = _pack("prompt_logprobs", logits.prompt_logprobs)
+        tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | _pack("hidden", logits.hidden)
         sampled = self.runner.sample(logits, batch)
         if sampled is not None:
             tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
@@ -76,14 +81,15 @@ class TpModelWorker:
         )
 
 
-def _pack(prefix: str, logprobs: TokenLogprobs | None) -> dict[str, Tensor]:
-    if logprobs is None:
+def _pack(prefix: str, part: TokenLogprobs | HiddenStates | None) -> dict[str, Tensor]:
+    """The tensors of a part under names of their own."""
+    if part is None:
         return {}
-    named = {entry.name: getattr(logprobs, entry.name) for entry in fields(TokenLogprobs)}
+    named = {entry.name: getattr(part, entry.name) for entry in fields(part)}
     return {f"{prefix}.{name}": tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _unpack(prefix: str, host: dict[str, Tensor]) -> TokenLogprobs | None:
-    names = [entry.name for entry in fields(TokenLogprobs)]
+def _unpack(prefix: str, kind: type[Part], host: dict[str, Tensor]) -> Part | None:
+    names = [entry.name for entry in fields(kind)]
     found = {name: host[f"{prefix}.{name}"] for name in names if f"{prefix}.{name}" in host}
-    return TokenLogprobs(**found) if found else None
+    return kind(**found) if found else None

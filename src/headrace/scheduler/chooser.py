@@ -115,7 +115,8 @@ class Chooser:
         new_tokens = min(sequence.prefill_left, budget)
         if new_tokens <= 0 or sequence.state is not State.RUNNING:
             return 0
-        samples = new_tokens == sequence.prefill_left
+        ends = new_tokens == sequence.prefill_left
+        samples = ends and sequence.request.pooling is None
         shares.append(
             Share(sequence=sequence, new_tokens=new_tokens, samples=samples, from_row=False)
         )
@@ -130,6 +131,7 @@ class Chooser:
             sequence.queue_seconds = time.perf_counter() - sequence.queued
         if sequence.wants_prompt_logprobs:
             sequence.prompt_entries = [None]
+        sequence.state_sum = None
         self.running.append(sequence)
         self.admitted.append(sequence)
         return True

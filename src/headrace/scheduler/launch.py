@@ -18,6 +18,7 @@ from headrace.runner.worker import StepResult
 from headrace.sampling.host_mask import allowed_line
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.scheduler.chooser import Share
+from headrace.scheduler.pooling import NO_STATES, StateParts, wanted_states
 from headrace.scheduler.sequence import Sequence
 
 
@@ -35,6 +36,7 @@ class LaunchedStep:
     """A step in flight. `sampling` are the shares that sample, in the order of the results.
 
     Attributes:
+        state_parts: whose hidden states it brings.
         number: counts launched steps from 1. tokens, prompt_tokens: new ones, and how many of them
             were known beforehand.
         launched, returned: seconds of `time.perf_counter` before and after the launch.
@@ -43,6 +45,7 @@ class LaunchedStep:
     shares: list[Share]
     sampling: list[Share]
     prompt_spans: list[PromptSpan]
+    state_parts: StateParts
     result: StepResult
     number: int
     tokens: int
@@ -78,11 +81,17 @@ class BatchBuilder:
         self._kept_for: list[Sequence] = []
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
 
-    def build(self, shares: Seq[Share]) -> tuple[ForwardBatch, list[Share], list[PromptSpan]]:
-        """The batch of a step, the shares that sample, and the prompt logprobs it will bring."""
+    def build(
+        self, shares: Seq[Share]
+    ) -> tuple[ForwardBatch, list[Share], list[PromptSpan], StateParts]:
+        """The batch of a step, the shares that sample, and the prompt logprobs and hidden states
+        it will bring."""
         mode = _mode(shares)
         sampling = [share for share in shares if share.samples]
         spans, token_index, targets, top = _prompt_logprobs(shares)
+        parts, states = NO_STATES, None  # a decode step has no prompt to embed
+        if not mode.is_decode:
+            parts, states = wanted_states(shares, self._send)
         rows, info = self._rows_and_sampling(mode, shares, sampling)
         extend_lens = [share.new_tokens for share in shares]
         seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
@@ -106,17 +115,19 @@ class BatchBuilder:
                 host_mask=info is not None and info.mask is not None,
                 filters=info is not None and info.any_filters,
                 processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
+                hidden=parts.mode,
             ),
             prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
             sampling=info,
         )
         if spans:
-            batch.side = SideRequest(
-                prompt_logprobs=PromptLogprobRequest(
-                    token_index=self._send(token_index), targets=self._send(targets), top=top
-                )
+            scored = PromptLogprobRequest(
+                token_index=self._send(token_index), targets=self._send(targets), top=top
             )
-        return batch, sampling, spans
+            batch.side = SideRequest(prompt_logprobs=scored, hidden=states)
+        elif states is not None:
+            batch.side = SideRequest(hidden=states)
+        return batch, sampling, spans, parts
 
     def _rows_and_sampling(
         self, mode: ForwardMode, shares: Seq[Share], sampling: Seq[Share]

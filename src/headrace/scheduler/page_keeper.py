@@ -163,7 +163,7 @@ class PageKeeper:
 
 def _matchable(sequence: Sequence) -> int:
     """Tokens that a cached prefix may cover: it ends before the last one, since that one's logits
-    are needed, and before the first whose own logprob is asked."""
-    if sequence.wants_prompt_logprobs:
+    are needed, and before the first whose own logprob or hidden state is asked."""
+    if sequence.wants_prompt_logprobs or sequence.needs_all_states:
         return 0
     return len(sequence.tokens) - 1

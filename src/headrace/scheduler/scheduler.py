@@ -24,6 +24,7 @@ from headrace.sampling.host_mask import HostMask
 from headrace.scheduler.chooser import Chooser, Limits, Share
 from headrace.scheduler.launch import BatchBuilder, LaunchedStep, row_start
 from headrace.scheduler.page_keeper import PageKeeper
+from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
 from headrace.scheduler.sequence import Sequence, State, TokenSink
 from headrace.scheduler.step_history import StepHistory
@@ -101,7 +102,9 @@ class Scheduler:
         """
         self._check(request, max_tokens)
         seed = request.params.seed
-        if seed is None:
+        if request.pooling is not None:
+            seed = 0  # nothing is sampled, so nothing is drawn
+        elif seed is None:
             seed = self._seeds.getrandbits(63)
         leader: Sequence | None = None
         group = []
@@ -213,7 +216,7 @@ class Scheduler:
             runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
             self._builder.forget()
         runner.req_to_token_pool.flush()
-        batch, sampling, spans = self._builder.build(shares)
+        batch, sampling, spans, parts = self._builder.build(shares)
         launched = time.perf_counter()
         result = self.worker.forward_batch_generation(batch)
         returned = time.perf_counter()
@@ -232,6 +235,7 @@ class Scheduler:
             shares=shares,
             sampling=sampling,
             prompt_spans=spans,
+            state_parts=parts,
             result=result,
             number=self.counts["steps"],
             tokens=batch.facts.tokens,
@@ -266,6 +270,8 @@ class Scheduler:
         for share in step.shares:
             if share.sequence.state is not State.FINISHED and finite[share.sequence]:
                 share.sequence.computed += share.new_tokens
+        for sequence, end in take_states(step.state_parts, results.hidden):
+            self._finish(sequence, end)
         for place, share in enumerate(step.sampling):
             sequence = share.sequence
             if sequence.state is State.FINISHED:
@@ -311,20 +317,23 @@ class Scheduler:
         return min(self.max_model_len, by_pool) - prompt_length
 
     def check_lengths(self, prompt_length: int, max_tokens: int) -> None:
-        """Raise `TooLongError` when prompt and output can never fit."""
+        """Raise `TooLongError` when prompt and output, 0 for an embedding, can never fit."""
         total = prompt_length + max_tokens
+        needed, remedy = f"The prompt has {prompt_length} tokens", "Shorten the prompt"
+        less = ", lower max_tokens" if max_tokens else ""
+        if max_tokens:
+            needed += f" and its output needs {max_tokens}"
         if total > self.max_model_len:
             raise TooLongError(
-                f"The prompt has {prompt_length} tokens and its output needs {max_tokens}: "
-                f"{total} together",
+                f"{needed}: {total} together" if max_tokens else needed,
                 why=f"the context holds {self.max_model_len} tokens: {self._context_limit}",
-                remedy="Shorten the prompt, or lower max_tokens or min_tokens",
+                remedy=f"{remedy}, or lower max_tokens or min_tokens" if max_tokens else remedy,
             )
-        if max_tokens > self.longest_output(prompt_length):
+        if total - min(max_tokens, 1) > self.keeper.capacity_tokens:  # the last is never read back
             raise TooLongError(
-                f"The prompt has {prompt_length} tokens and its output needs {max_tokens}",
+                needed,
                 why=f"the KV pool holds {self.keeper.capacity_tokens} tokens in all",
-                remedy="Shorten the prompt, lower max_tokens or raise max_total_tokens",
+                remedy=f"{remedy}{less} or raise max_total_tokens",
             )
 
     def _check(self, request: Request, max_tokens: int) -> None:

@@ -13,12 +13,17 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.memory.radix_cache import RadixNode
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
+
+FloatArray = NDArray[np.floating[Any]]
 
 
 class State(Enum):
@@ -40,6 +45,9 @@ class TokenSink(Protocol):
     def prompt_logprobs(self, entries: Seq[dict[int, Logprob] | None]) -> None:
         """Take the logprobs of the prompt, one entry per token, the first `None`."""
 
+    def embedding(self, vector: NDArray[np.float32]) -> None:
+        """Take the embedding of the prompt, before the ending."""
+
     def finished(self, ending: Finished) -> None:
         """Take the one ending."""
 
@@ -58,6 +66,7 @@ class Sequence:
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
         mask_is_ready: its host mask, if it has one, can be asked.
+        state_sum: [H] float64, sum of the hidden states of `computed` tokens, for a mean.
         queued: seconds of `time.perf_counter`. queue_seconds: from then to its first row; `None`
             until it has had one.
     """
@@ -90,6 +99,7 @@ class Sequence:
     queue_seconds: float | None = None
     ending: Finished | None = None
     prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
+    state_sum: FloatArray | None = None
     paths: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -123,6 +133,12 @@ class Sequence:
     @property
     def prompt_is_scored(self) -> bool:
         return len(self.prompt_entries) >= self.prompt_length
+
+    @property
+    def needs_all_states(self) -> bool:
+        """Its embedding is made of the state of every token of the prompt."""
+        pooling = self.request.pooling
+        return pooling is not None and pooling.pooling == "mean"
 
     @property
     def can_decode(self) -> bool:

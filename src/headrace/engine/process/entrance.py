@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from headrace.base.errors import HeadraceError
 from headrace.base.log import get_logger
-from headrace.engine.engine import Engine, PreparedRequest, RequestHandle
+from headrace.engine.engine import Engine
+from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.request.messages import Failure, Refused, Submit
 
 log = get_logger(__name__)
@@ -54,6 +55,10 @@ class Entrance:
         return [entry[0] for entry in held if entry is not None]
 
     def _prepared(self, submit: Submit) -> PreparedRequest:
+        if submit.pooling is not None:
+            return self._engine.prepare_embedding(
+                submit.prompt_token_ids, submit.pooling, text=submit.prompt_text
+            )
         return self._engine.prepare(
             submit.prompt_token_ids,
             submit.params,

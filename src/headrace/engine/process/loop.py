@@ -4,12 +4,13 @@ import time
 
 from headrace.base.errors import UnavailableError
 from headrace.base.log import get_logger
-from headrace.engine.engine import Engine, RequestHandle
+from headrace.engine.engine import Engine
 from headrace.engine.outputs import Piece
 from headrace.engine.process.controls import Controls
 from headrace.engine.process.entrance import Entrance
 from headrace.engine.process.link import Link
 from headrace.engine.process.pulse import Pulse
+from headrace.engine.requests import RequestHandle
 from headrace.request.messages import (
     Abort,
     Control,
@@ -161,6 +162,7 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
     finished = None
     if piece.finish_reason is not None:
         finished = Finished(piece.finish_reason, piece.stop_reason, piece.message)
+    vector = piece.embedding
     return Delta(
         request_id=handle.request_id,
         index=piece.index,
@@ -173,4 +175,5 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
         cached_tokens=handle.cached_tokens,
         paths=handle.paths(piece.index) if finished else [],
         queue_seconds=handle.queue_seconds(piece.index) if finished else None,
+        embedding=None if vector is None else vector.astype("<f4").tobytes(),
     )
