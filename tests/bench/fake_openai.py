@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-TOKEN_LIMIT = 1 << 20
-
 
 @dataclass(slots=True, kw_only=True)
 class Behaviour:
@@ -54,8 +52,8 @@ class FakeOpenAI:
     """Answers each request as `behave` says of its number among the generations.
 
     Attributes:
-        seen: every request but those for a list of models. peak: most generations at once.
-        get: what GET routes answer.
+        seen: every POST. peak: most generations at once.
+        get: what GET routes answer. port_wanted: 0 for any.
     """
 
     behave: Callable[[int], Behaviour] = lambda number: Behaviour()
@@ -65,6 +63,7 @@ class FakeOpenAI:
     )
     peak: int = 0
     running: int = 0
+    port_wanted: int = 0
 
     def __enter__(self) -> "FakeOpenAI":
         self._loop = asyncio.new_event_loop()
@@ -89,7 +88,9 @@ class FakeOpenAI:
     def _run(self, ready: threading.Event) -> None:
         async def serve() -> None:
             self._stop = asyncio.Event()
-            server = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=2048)
+            server = await asyncio.start_server(
+                self._connection, "127.0.0.1", self.port_wanted, backlog=2048
+            )
             self.port = server.sockets[0].getsockname()[1]
             ready.set()
             await self._stop.wait()
@@ -101,9 +102,7 @@ class FakeOpenAI:
         self._loop.run_until_complete(serve())
         self._loop.close()
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._request(reader, writer):
                 pass

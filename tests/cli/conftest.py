@@ -1,9 +1,13 @@
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))  # the fake server lives there
+
 from fake_llm import FakeLLM
 
 CONFIG = {

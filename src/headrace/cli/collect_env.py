@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from headrace.base import env
 from headrace.version import __version__
 
-SECONDS = 2.4  # for all programs together
+SECONDS = 2.2  # for all programs together
 
 # Distribution -> the extra that brings it; "" for what headrace always needs.
 PACKAGES = {
@@ -96,9 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Section]:
-    answers = _ask(_PROGRAMS, SECONDS)
+    answers = _ask({**_PROGRAMS, "git": _git()}, SECONDS)
     return {
-        "headrace": {"version": __version__, "commit": _commit(), "folder": str(_folder())},
+        "headrace": {
+            "version": __version__,
+            "commit": _commit(answers["git"]),
+            "folder": str(_folder()),
+        },
         "system": {
             "python": f"{platform.python_version()}, {sys.executable}",
             "os": _os_name(),
@@ -197,12 +201,15 @@ def _folder() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
-def _commit() -> str:
+def _git() -> Sequence[str]:
+    """Asks for the commit of the clone that runs; an answer is of use only where it is one."""
+    clone = str(_folder().parents[1])
+    return ("git", "-C", clone, "describe", "--always", "--dirty", "--exclude=*")
+
+
+def _commit(answer: str | Exception) -> str:
     """Of the clone that runs, or of the one pip installed from."""
-    root = _folder().parents[1]
-    if (root / ".git").exists():
-        command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
-        answer = _ask({"git": command}, 1.0)["git"]
+    if (_folder().parents[1] / ".git").exists():
         return answer.strip() if isinstance(answer, str) else f"unknown: {answer}"
     try:
         source = json.loads(Distribution.from_name("headrace").read_text("direct_url.json") or "{}")

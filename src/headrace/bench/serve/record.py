@@ -85,7 +85,7 @@ class Record:
         if self.state == "failed":
             return
         if not self._has_finished:
-            self.fail(f"the stream was cut after {self.chunks} chunks", now)
+            self.fail(f"the stream ended without a finish_reason, after {self.chunks} chunks", now)
             return
         if self.first is None:
             self.first = self.ended
