@@ -19,8 +19,7 @@ from headrace.base.errors import UnsupportedError
 from headrace.batch.facts import Bucket
 from headrace.config.hardware import Hardware, assumed_hardware
 from headrace.config.persona import KvKind
-from headrace.runner.detect import detect
-from headrace.testing.attention import Report, check_attention_backend
+from headrace.testing.attention import check_attention_backend
 from headrace.testing.attention_checks import metadata_in_graph
 from headrace.testing.paged_batches import Case, Pool, check, make_scene, run
 
@@ -251,24 +250,3 @@ def test_fa3_reads_no_page_behind_the_window() -> None:
     assert keys.lengths.tolist() == [200 - 11 * 16, 11]
     assert keys.table[0, :2].tolist() == scene.batch.kv["full"].page_table[0, 11:13].tolist()
     assert keys.table.shape[1] == 3
-
-
-def kit(name: str) -> Report:
-    """The kit over the real library, or a skip that says what is missing."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    (backend,) = ATTENTION_BACKENDS.entries(name)
-    missing = backend.unavailable(detect("cuda"))
-    if missing is not None:
-        pytest.skip(f"{missing.reason}: {missing.remedy}")
-    return check_attention_backend(name, "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", [kind.name for kind in KINDS])
-def test_the_libraries_keep_the_claims_on_a_gpu(name: str) -> None:
-    report = kit(name)
-    report.check()
-    captured = [each for each in report.findings if each.subject == "capture and replay"]
-    assert captured
-    assert all(each.verdict == "ok" for each in captured)

@@ -3,7 +3,6 @@
 Run with `-m gpu -n 8`: some dozens of kernels are compiled.
 """
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -37,14 +36,21 @@ def _hopper():
         pytest.skip("needs a CUDA device of compute capability 9.0 or newer")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("form", range(len(FORMS)))
+# Every form and shape is a kernel of its own, for each width of a tile of tokens and with dependent
+# launch: each form meets two shapes, an even and an odd one in turn; float16 differs in nothing but
+# the type.
+CASES = [
+    *((torch.bfloat16, SHAPES[(form + far) % 5], form) for form in range(5) for far in (0, 2)),
+    (torch.float16, SHAPES[2], 3),
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "form"), CASES, ids=str)
 def test_agrees_with_the_twin(dtype, shape, form):
     (outputs, inputs), (settings, traits) = shape, FORMS[form]
     rows = outputs * (2 if "activation" in traits else 1)
     weight = draw(rows, inputs, dtype=dtype, seed=1, scale=inputs**-0.5)
-    for tokens, pdl in itertools.product((2, 17, 64, 130), (False, True)):
+    for tokens, pdl in ((2, False), (17, True), (64, False), (130, True)):
         named = {
             "x": strided(draw(tokens, inputs, dtype=dtype, seed=0)),
             "weight": weight,

@@ -1,5 +1,6 @@
 """The conformance kit: the built-in backends keep their claims, and broken ones are found."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,12 +9,15 @@ import pytest
 import torch
 
 from headrace.attention.backend import AttentionBackend
+from headrace.attention.registry import ATTENTION_BACKENDS
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.decision import Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.config.persona import KvKind
 from headrace.kernels.support_triton import triton_available
+from headrace.runner.detect import detect
 from headrace.testing.attention import Report, check_attention_backend
+from headrace.testing.attention_cases import cases_of
 
 
 def test_torch_native_keeps_its_claims() -> None:
@@ -33,13 +37,49 @@ def test_triton_keeps_its_claims_in_a_few_cases() -> None:
     }
 
 
+def test_captures_are_tried_on_a_gpu_where_they_are_claimed() -> None:
+    for name in PARTS:
+        for kind in ATTENTION_BACKENDS.entries(name):
+            for thorough in (False, True):
+                subjects = {each.subject for each in cases_of(kind, "cuda", thorough=thorough)}
+                claimed = kind.capabilities.graph_decode
+                assert ("capture and replay" in subjects, "refuses graphs" in subjects) == (
+                    claimed,
+                    not claimed,
+                )
+
+
+def test_parts_together_are_the_whole() -> None:
+    whole = check_attention_backend("torch_native", thorough=False)
+    parts = [
+        check_attention_backend("torch_native", thorough=False, part=(index, 3))
+        for index in range(3)
+    ]
+    taken = Counter((each.subject, each.case) for part in parts for each in part.findings)
+    assert taken == Counter((each.subject, each.case) for each in whole.findings)
+    assert all(part.passed for part in parts)
+
+
+# In how many parts the kit runs on a GPU, by how much each backend compiles there.
+PARTS = {"torch_native": 2, "triton": 12, "cudnn": 12, "fa3": 2, "flashinfer": 6}
+
+
+def test_every_backend_of_this_package_is_checked_on_a_gpu() -> None:
+    assert set(PARTS) == set(ATTENTION_BACKENDS)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["torch_native", "triton"])
-def test_on_the_gpu(name: str) -> None:
-    report = check_attention_backend(name, "cuda")
-    report.check()
-    captured = [each for each in report.findings if each.subject == "capture and replay"]
-    assert bool(captured) == (name == "triton")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [(name, (index, count)) for name, count in PARTS.items() for index in range(count)],
+)
+def test_on_the_gpu(name: str, part: tuple[int, int]) -> None:
+    for kind in ATTENTION_BACKENDS.entries(name):
+        missing = kind.unavailable(detect("cuda"))
+        if missing is not None:
+            pytest.skip(f"{missing.reason}: {missing.remedy}")
+    check_attention_backend(name, "cuda", part=part).check()
 
 
 def broken(
