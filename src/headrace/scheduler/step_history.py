@@ -87,23 +87,24 @@ class StepHistory:
     def as_dict(self, after: int = 0) -> dict[str, Any]:
         """Those after step `after` in plain types: `fields` names the columns of `steps`.
 
-        `at` is wall clock; `refused` is a place in `reasons`.
+        `at` is wall clock; `refused` is a place in `reasons`, each of which lists the refused paths
+        as (path, reason, remedy).
         """
         records = self.since(after)
         offset = time.time() - time.perf_counter()
-        reasons: dict[str, int] = {}
+        reasons: dict[tuple[Refusal, ...], int] = {}
         rows = []
         for record in records:
-            why = "; ".join(map(str, record.refused))
             rows.append(
                 (
                     record.number,
                     record.launched + offset,
                     record.seconds,
                     record.path,
-                    reasons.setdefault(why, len(reasons)),
+                    reasons.setdefault(record.refused, len(reasons)),
                     *record[5:],
                 )
             )
         names = ("number", "at", *StepRecord._fields[2:])
-        return {"fields": names, "reasons": list(reasons), "steps": rows}
+        told = [[(each.subject, each.reason, each.remedy) for each in why] for why in reasons]
+        return {"fields": names, "reasons": told, "steps": rows}

@@ -12,6 +12,7 @@ from headrace.engine.client import EngineClient
 KEPT_STEPS = 512
 
 Reply = dict[str, Any]
+Refused = list[tuple[str, str, str]]
 
 
 class EngineFigures:
@@ -20,17 +21,17 @@ class EngineFigures:
 
     Attributes:
         stats: empty before the first reply; counts of the engine that runs now, or ran last.
-        steps: (serial, reason, row) of steps as `StepHistory.as_dict` has them; serials go on when
-            the engine is started again.
+        steps: (serial, refused paths, row) of steps as `StepHistory.as_dict` has them; serials go
+            on when the engine is started again.
     """
 
     def __init__(self) -> None:
         self.stats: Reply = {}
         self.step_fields: list[str] = []
-        self.steps: deque[tuple[int, str, list[Any]]] = deque(maxlen=KEPT_STEPS)
+        self.steps: deque[tuple[int, Refused, list[Any]]] = deque(maxlen=KEPT_STEPS)
         self._stats_at: float | None = None
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._serial = self._number = self._pid = 0
+        self._serial = self._number = self._pid = self._refused = 0
 
     @property
     def age(self) -> float | None:
@@ -46,6 +47,20 @@ class EngineFigures:
         if engine.info.pid != self._pid:
             self._pid, self._number = engine.info.pid, 0  # another engine counts from 1 again
         return await self._ask(engine, "steps", self._take_steps, seconds, after=self._number)
+
+    def steps_after(self, serial: int) -> Reply:
+        """Those after `serial`, each reason once: `refused` of a row is a place in `reasons`."""
+        new = [each for each in self.steps if each[0] > serial]
+        places: dict[str, int] = {}
+        reasons: list[Refused] = []
+        rows = []
+        for _, refused, row in new:
+            place = places.setdefault(repr(refused), len(reasons))
+            if place == len(reasons):
+                reasons.append(refused)
+            rows.append([*row[: self._refused], place, *row[self._refused + 1 :]])
+        last = new[-1][0] if new else serial
+        return {"fields": self.step_fields, "last": last, "reasons": reasons, "rows": rows}
 
     async def _ask(
         self,
@@ -82,8 +97,8 @@ class EngineFigures:
 
     def _take_steps(self, reply: Reply) -> None:
         self.step_fields = list(reply["fields"])
-        reason = self.step_fields.index("refused")
+        self._refused = self.step_fields.index("refused")
         for row in reply["steps"]:
             self._serial += 1
             self._number = row[0]
-            self.steps.append((self._serial, reply["reasons"][row[reason]], list(row)))
+            self.steps.append((self._serial, reply["reasons"][row[self._refused]], list(row)))

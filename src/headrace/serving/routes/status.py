@@ -64,12 +64,5 @@ async def status(
             "load": msgspec.structs.asdict(engine.load),
         }
     told["samples"] = {"fields": Sample._fields, "rows": service.history.since(sample)}
-    new = [each for each in figures.steps if each[0] > step]
-    told["steps"] = {
-        "fields": figures.step_fields,
-        "last": new[-1][0] if new else step,
-        "reasons": [reason for _, reason, _ in new],
-        "rows": [row for _, _, row in new],
-        "are_new": steps_are_new,
-    }
+    told["steps"] = {**figures.steps_after(step), "are_new": steps_are_new}
     return json_response(told)
