@@ -53,8 +53,15 @@ class ScriptedLink:
         ]
 
 
-def serve(folder: Path, link: ScriptedLink) -> ScriptedLink:
+def serve(
+    folder: Path, link: ScriptedLink, prepare: Callable[[], bool] | None = None
+) -> ScriptedLink:
+    """`prepare`: takes the place of the engine's captures in idle moments, of which a CPU has
+    none."""
     engine = make_engine(folder)
+    if prepare is not None:
+        monitored = engine.worker.runner
+        monitored.prepare_in_idle = prepare  # type: ignore[method-assign]
     ServingLoop(engine, link).run()  # type: ignore[arg-type]
     assert not engine.has_work
     engine.scheduler.check_integrity()
@@ -110,3 +117,32 @@ def test_a_turn_is_one_message_with_the_load_after_it(llama_folder: Path) -> Non
     assert (last.running, last.waiting) == (0, 0)
     assert last.pages_free + last.pages_cached == last.pages_total
     assert turns[1].load.running == 4
+
+
+def test_graphs_are_captured_one_by_one_while_nobody_asks_for_anything(llama_folder: Path) -> None:
+    seen: list[int] = []
+    request_and_silence: list[Said] = [[request(request_id="r", params=SHORT)], *[[]] * 14]
+    link = ScriptedLink([], *request_and_silence, [Stop(60.0)])
+
+    def prepare() -> bool:
+        seen.append(len(link.endings()))
+        return len(seen) < 3
+
+    serve(llama_folder, link, prepare)
+    assert [reason for _, _, reason, _ in link.endings()] == ["length"]
+    assert seen[0] == 0  # before the request came
+    assert seen[1:] == [1] * len(seen[1:])  # and only once it had ended
+    assert len(seen) == 3  # then there was nothing more
+
+
+def test_a_capture_that_fails_ends_the_captures_and_nothing_else(llama_folder: Path) -> None:
+    tried: list[int] = []
+
+    def prepare() -> bool:
+        tried.append(1)
+        raise MemoryError("no room for a graph")
+
+    link = ScriptedLink([], [], [request(request_id="r", params=SHORT)], [Stop(60.0)])
+    serve(llama_folder, link, prepare)
+    assert [reason for _, _, reason, _ in link.endings()] == ["length"]
+    assert tried == [1]

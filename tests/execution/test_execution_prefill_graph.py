@@ -57,6 +57,7 @@ def make_path(steps: Steps, **options: Any) -> PrefillGraphPath:
         "device": runner.device,
         "recorder": OperatorRecorder(),
         "ask": 1,
+        "quick": True,
         "preparation": BatchPreparation(runner.rows, tables, page_size),
         "backends": tuple(runner.backends.values()),
         "logits": lambda hidden, batch: hidden,
@@ -250,6 +251,14 @@ def test_everything_can_be_captured_at_once_the_largest_first(steps: Steps) -> N
     path = make_path(steps, ask=2)
     path.capture_all()
     assert [bucket.tokens for bucket in path.prepare().seconds] == [32, 16, 8, 4]
+
+
+def test_one_bucket_at_a_time_in_idle_moments(steps: Steps) -> None:
+    path = make_path(steps)
+    path.capture(Bucket(tokens=8, sequences=0))
+    assert [path.prepare_more() for _ in range(4)] == [True, True, True, False]
+    assert [bucket.tokens for bucket in path.prepare().seconds] == [8, 32, 4, 16]
+    assert not make_path(steps, quick=False).prepare_more()
 
 
 def test_buckets_end_with_what_a_step_can_hold() -> None:

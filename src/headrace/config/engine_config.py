@@ -90,7 +90,7 @@ class EngineConfig:
     )
     capture: str = option(
         "need",
-        "graphs: need (when steps ask for one) or all (before the first step)",
+        "graphs: need (when steps ask, or a server is idle) or all (before the first step)",
         one_of("need", "all"),
     )
     cpu_graph: str = option(

@@ -208,6 +208,14 @@ class Engine:
                 self.settle()  # the last request ended in this turn: its memory is free now
             return ended
 
+    def prepare_in_idle(self) -> bool:
+        """Capture one graph that no step has asked for yet: tenths of a second, which the next
+        request may have to wait. False: there is none, or there is work."""
+        if self.has_work:
+            return False
+        with interrupts_held():
+            return self.worker.runner.prepare_in_idle()
+
     def abort(
         self,
         request_ids: Iterable[str],

@@ -159,6 +159,10 @@ class CpuGraphPath:
             return
         self.compile(self._bucket(facts))
 
+    def prepare_more(self) -> bool:
+        """Compiling takes seconds, in which nobody would be served: only steps ask for it."""
+        return False
+
     def compile(self, bucket: Bucket) -> None:
         if bucket in self._compiled:
             return

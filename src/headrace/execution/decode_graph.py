@@ -27,8 +27,8 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.batch.rows import Rows
 from headrace.execution.eager import Model
-from headrace.execution.graph_recorder import held_bytes
-from headrace.execution.path import CaptureReport
+from headrace.execution.graph_recorder import held_bytes, place_of
+from headrace.execution.path import CaptureReport, next_missing
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
 
@@ -114,6 +114,7 @@ class DecodeGraphPath:
         pdl: bool,
     ) -> None:
         self.sizes = tuple(sizes)
+        self._plain = tuple(Bucket(tokens=size, sequences=size) for size in self.sizes)
         self._rows, self._tables, self._page_size = rows, dict(tables), page_size
         self._backends, self._model, self._head = tuple(backends), model, head
         self._pdl = pdl
@@ -167,11 +168,17 @@ class DecodeGraphPath:
 
         The variants with filters are captured at need.
         """
-        sizes = tqdm(self.sizes[::-1], desc="Capturing decode graphs", disable=not progress)
-        for size in sizes:
-            bucket = Bucket(tokens=size, sequences=size)
+        buckets = tqdm(self._plain[::-1], desc="Capturing decode graphs", disable=not progress)
+        for bucket in buckets:
             if bucket not in self._captured:
                 self.capture(bucket)
+
+    def prepare_more(self) -> bool:
+        """Capture one bucket without filters that is missing."""
+        bucket = next_missing(self._plain, self._captured)
+        if bucket is not None:
+            self.capture(bucket)
+        return bucket is not None
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Capture the bucket that such a batch needs, if it can take one and has none yet."""
@@ -207,14 +214,18 @@ class DecodeGraphPath:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             logits = self._step(batch, bucket)
-        self._captured[bucket] = CapturedStep(graph=graph, logits=logits)
+        # The logits of all buckets would take gigabytes: their places are shared like all else.
+        self._captured[bucket] = CapturedStep(graph=graph, logits=place_of(logits))
+        del logits
         self._report.seconds[bucket] = time.perf_counter() - start
         self._report.bytes[bucket] = held_bytes() - before
         log.info(
-            "captured %s rows%s in %.2f s",
+            "captured %s rows%s in %.2f s (%d of %d without filters)",
             bucket.sequences,
             f" ({bucket.variant})" if bucket.variant else "",
             self._report.seconds[bucket],
+            sum(plain in self._captured for plain in self._plain),
+            len(self._plain),
         )
 
     def _step(self, batch: ForwardBatch, bucket: Bucket) -> Tensor:

@@ -47,6 +47,9 @@ class EagerPath:
     def make_ready(self, facts: BatchFacts) -> None:
         """Always ready."""
 
+    def prepare_more(self) -> bool:
+        return False
+
     def run(
         self,
         batch: ForwardBatch,

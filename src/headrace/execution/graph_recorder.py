@@ -22,6 +22,24 @@ def held_bytes() -> int:
     return torch.cuda.memory_reserved()
 
 
+def place_of(tensor: Tensor) -> Tensor:
+    """The same addresses without a share in the memory, which the pool may use again.
+
+    The pool's memory stays mapped as long as a graph of it lives. Integers stand for the
+    elements on the way: the array interface has no bfloat16.
+    """
+    size = tensor.element_size()
+    place = {
+        "version": 3,
+        "shape": tuple(tensor.shape),
+        "typestr": _INTEGERS[size],
+        "data": (tensor.data_ptr(), False),
+        "strides": tuple(stride * size for stride in tensor.stride()),
+    }
+    holder = SimpleNamespace(__cuda_array_interface__=place)
+    return torch.as_tensor(holder, device=tensor.device).view(tensor.dtype)
+
+
 class GraphRecorder:
     """A CUDA graph per segment.
 
@@ -55,21 +73,7 @@ class GraphRecorder:
         return graph.replay
 
     def place_of(self, tensor: Tensor) -> Tensor:
-        """The same addresses without a share in the memory, which the pool may use again.
-
-        The pool's memory stays mapped as long as a graph of it lives. Integers stand for the
-        elements on the way: the array interface has no bfloat16.
-        """
-        size = tensor.element_size()
-        place = {
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "typestr": _INTEGERS[size],
-            "data": (tensor.data_ptr(), False),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-        }
-        holder = SimpleNamespace(__cuda_array_interface__=place)
-        return torch.as_tensor(holder, device=tensor.device).view(tensor.dtype)
+        return place_of(tensor)
 
     def held_bytes(self) -> int:
         return held_bytes()

@@ -1,5 +1,6 @@
 """A way to run a forward, as the selector sees it."""
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,16 @@ class CaptureReport:
     bytes: dict[Bucket, int]
 
 
+def next_missing(buckets: Sequence[Bucket], captured: Container[Bucket]) -> Bucket | None:
+    """Which of the buckets, in ascending order, to capture when there is time; `None`: none.
+
+    The largest comes first, since all others fit into its memory, then the smallest that is
+    missing: after an idle moment few requests come, not many.
+    """
+    order = (*buckets[-1:], *buckets[:-1])
+    return next((bucket for bucket in order if bucket not in captured), None)
+
+
 class ForwardPath(Protocol):
     """One path. `admits` is pure and cheap: it looks at the facts only."""
 
@@ -34,6 +45,10 @@ class ForwardPath(Protocol):
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Capture or compile at need what would serve such a batch; nothing where all is ready."""
+
+    def prepare_more(self) -> bool:
+        """Capture one more bucket, within tenths of a second; False: there is nothing (more) that
+        can be made ready so fast."""
 
     def run(
         self,

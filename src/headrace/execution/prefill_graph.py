@@ -27,7 +27,7 @@ from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.execution.eager import Logits, Model
-from headrace.execution.path import CaptureReport
+from headrace.execution.path import CaptureReport, next_missing
 from headrace.execution.preparation import BatchPreparation
 from headrace.execution.segments import RecordedBody, Recorder, record
 from headrace.layers.attention import SelfAttention
@@ -140,6 +140,7 @@ class PrefillGraphPath:
         dtype: of the model. device: where it lies.
         recorder: how segments are recorded.
         ask: 1 captures at the first ask.
+        quick: a body is there at once and not compiled for seconds, so that an idle moment will do.
         preparation, backends, logits: as for `EagerPath`.
     """
 
@@ -156,15 +157,17 @@ class PrefillGraphPath:
         device: torch.device,
         recorder: Recorder,
         ask: int,
+        quick: bool,
         preparation: BatchPreparation,
         backends: Sequence[AttentionBackend],
         logits: Logits,
     ) -> None:
         self.sizes = tuple(sizes)
+        self._buckets = tuple(Bucket(tokens=size, sequences=0) for size in self.sizes)
         self._body, self._layers, self._recorder = body, tuple(layers), recorder
         self._inputs = PrefillInputs(self.sizes[-1], groups, layers, dtype=dtype, device=device)
         self._preparation, self._backends, self._logits = preparation, tuple(backends), logits
-        self._ask, self._asked = ask, Counter[Bucket]()
+        self._ask, self._quick, self._asked = ask, quick, Counter[Bucket]()
         self._captured: dict[Bucket, RecordedBody] = {}
         self._report = CaptureReport(seconds={}, bytes={})
 
@@ -199,11 +202,17 @@ class PrefillGraphPath:
 
     def capture_all(self, *, progress: bool = False) -> None:
         """Capture every bucket, the largest first: later ones fit into its memory."""
-        sizes = tqdm(self.sizes[::-1], desc="Capturing prefill graphs", disable=not progress)
-        for size in sizes:
-            bucket = Bucket(tokens=size, sequences=0)
+        buckets = tqdm(self._buckets[::-1], desc="Capturing prefill graphs", disable=not progress)
+        for bucket in buckets:
             if bucket not in self._captured:
                 self.capture(bucket)
+
+    def prepare_more(self) -> bool:
+        """Capture one bucket that is missing."""
+        bucket = next_missing(self._buckets, self._captured) if self._quick else None
+        if bucket is not None:
+            self.capture(bucket)
+        return bucket is not None
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Count the ask, and capture the bucket if it is time."""
@@ -232,10 +241,12 @@ class PrefillGraphPath:
         self._report.bytes[bucket] = self._recorder.held_bytes() - before
         self._report.seconds[bucket] = time.perf_counter() - start
         log.info(
-            "captured %s prompt tokens, %s segments, in %.2f s",
+            "captured %s prompt tokens, %s segments, in %.2f s (%d of %d)",
             bucket.tokens,
             len(captured.segments),
             self._report.seconds[bucket],
+            len(self._captured),
+            len(self._buckets),
         )
 
     # ---- delivery

@@ -39,6 +39,10 @@ class Selector:
         for path in self.paths:
             path.make_ready(facts)
 
+    def prepare_more(self) -> bool:
+        """Let one path make one more bucket ready, the best path first; False: all are ready."""
+        return any(path.prepare_more() for path in self.paths)
+
     def choose(self, facts: BatchFacts) -> Choice:
         choice = self._find(facts)
         self.counts[choice.path.name, "; ".join(map(str, choice.refused))] += 1

@@ -168,6 +168,7 @@ class PathBuilder:
             device=device,
             recorder=GraphRecorder(),
             ask=1 if kind.asked else SECOND_ASK,
+            quick=kind.value != PIECEWISE,
             **self._layers,
             **self._around,
         )

@@ -290,6 +290,12 @@ class ModelRunner:
         return choice.path.run(batch, choice.bucket, pp_proxy_tensors)
 
     @torch.inference_mode()
+    def prepare_in_idle(self) -> bool:
+        """Capture one graph that no step has asked for yet; False: there is none. Between steps
+        only, and memory is reserved for it."""
+        return self.selector.prepare_more()
+
+    @torch.inference_mode()
     def sample(
         self, logits_output: LogitsProcessorOutput, batch: ForwardBatch
     ) -> SampleOutput | None:

@@ -48,6 +48,7 @@ class ServingLoop:
         self._news: list[Delta] = []
         self._deadline: float | None = None  # of the drain
         self._signals = 0
+        self._is_prepared = False  # every graph that idle moments are for is captured
 
     def run(self) -> None:
         """Returns when it was asked to stop and every request has its ending."""
@@ -61,6 +62,8 @@ class ServingLoop:
                     self._engine.step()
                     self._controls.after_step()
                     self._pulse.after_step()
+                elif not self._is_prepared and self._entrance.is_empty:
+                    self._prepare_more()
                 self._tell()
         finally:
             self._engine.close()
@@ -72,7 +75,17 @@ class ServingLoop:
         """How long to wait for messages."""
         if self._engine.has_work:
             return 0
-        return None if self._entrance.is_empty else GRAMMAR_SECONDS
+        if not self._entrance.is_empty:
+            return GRAMMAR_SECONDS
+        return None if self._is_prepared else 0
+
+    def _prepare_more(self) -> None:
+        """One graph, then messages again: who comes meanwhile waits for one capture at most."""
+        try:
+            self._is_prepared = not self._engine.prepare_in_idle()
+        except Exception:
+            log.exception("A graph could not be captured while idle: left to the steps that ask")
+            self._is_prepared = True
 
     def _take(self, wait: float | None) -> None:
         left: list[str] = []
