@@ -18,44 +18,59 @@ log = get_logger(__name__)
 INTERNAL = "The server failed; its log says why"
 
 
-class Reply(Protocol):
-    """Makes a reply from a generation that has begun; one of the two is called, once."""
+class WholeReply(Protocol):
+    """Makes a reply from a generation that has begun."""
 
     async def whole(self) -> Any:
         """What msgspec encodes as the body."""
         ...
+
+
+class Reply(WholeReply, Protocol):
+    """Makes either form of a reply; one of the two methods is called, once."""
 
     def events(self) -> AsyncGenerator[bytes, None]:
         """Whole events, the last one included."""
         ...
 
 
-class Answer(Response):
+class WholeAnswer(Response):
     """Runs the generation when the server sends it, and ends it when nobody listens any more.
 
     A refusal, which comes before anything is sent, is an ordinary error answer.
     """
 
-    def __init__(
-        self, generation: Generation, reply: Reply, *, streams: bool, ping_seconds: float
-    ) -> None:
+    def __init__(self, generation: Generation, reply: WholeReply) -> None:
         super().__init__()
-        self._generation, self._reply = generation, reply
-        self._streams, self._ping_seconds = streams, ping_seconds
+        self._generation, self._whole_reply = generation, reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._streams:
-            async with self._generation:
-                stream = EventStream(self._events(), ping_seconds=self._ping_seconds)
-                await stream(scope, receive, send)
-            return
         body = await unless_disconnected(self._whole(), receive)
         if body is not None:
             await json_response(body)(scope, receive, send)
 
     async def _whole(self) -> Any:
         async with self._generation:
-            return await self._reply.whole()
+            return await self._whole_reply.whole()
+
+
+class Answer(WholeAnswer):
+    """The same for a reply that may be streamed."""
+
+    def __init__(
+        self, generation: Generation, reply: Reply, *, streams: bool, ping_seconds: float
+    ) -> None:
+        super().__init__(generation, reply)
+        self._reply = reply
+        self._streams, self._ping_seconds = streams, ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._streams:
+            await super().__call__(scope, receive, send)
+            return
+        async with self._generation:
+            stream = EventStream(self._events(), ping_seconds=self._ping_seconds)
+            await stream(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """The reply's events; an error is an event too, the last one before [DONE]."""

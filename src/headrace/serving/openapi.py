@@ -6,9 +6,16 @@ import msgspec
 from fastapi import FastAPI
 
 from headrace.serving.errors import ErrorBody
-from headrace.serving.openai.replies import ChatChunk, ChatCompletion, Completion, Model, ModelList
+from headrace.serving.openai.replies import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    EmbeddingList,
+    Model,
+    ModelList,
+)
 
-REPLIES = (Completion, ChatCompletion, ChatChunk, Model, ModelList, ErrorBody)
+REPLIES = (Completion, ChatCompletion, ChatChunk, EmbeddingList, Model, ModelList, ErrorBody)
 _COMPONENTS = "#/components/schemas/{name}"
 
 _ERROR = {

@@ -182,6 +182,35 @@ class ChatChunk(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+# ---- /v1/embeddings
+
+
+class Embedding(msgspec.Struct):
+    """The vector of one text: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens read, all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(msgspec.Struct):
+    """The reply of /v1/embeddings, in the order of the input."""
+
+    id: str
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 # ---- /v1/models
 
 
