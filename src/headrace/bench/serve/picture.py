@@ -77,7 +77,7 @@ def _shares(panel: Any, run: Run) -> None:
             ordered = numpy.sort(values) * 1e3
             share = numpy.arange(1, len(ordered) + 1) / len(ordered)
             panel.step(ordered, share, where="post", label=LATENCIES[name])
-    panel.set_xscale("log")
+    _logarithmic(panel)
     panel.set_xlabel("milliseconds")
     panel.set_ylabel("share of values up to here")
     if done:
@@ -101,6 +101,16 @@ def _curve(panel: Any, runs: Sequence[tuple[Run, Summary]], name: str) -> None:
         )
     panel.set_xlabel(f"{LATENCIES[name]}, ms (numbers: mean requests at once)")
     panel.set_ylabel("output tokens/s")
-    panel.set_xscale("log")
+    _logarithmic(panel)
     if points:
         panel.legend()
+
+
+def _logarithmic(panel: Any) -> None:
+    """The axis of milliseconds, with numbers that are read at once."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter(NullFormatter())
