@@ -40,13 +40,16 @@ def test_a_child_gets_our_environment_and_the_changes(monkeypatch: pytest.Monkey
 def test_graphs_are_captured_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[str] = []
     monkeypatch.setattr("torch.cuda.synchronize", lambda: captured.append("waited"))
-    path = SimpleNamespace(
-        capture_all=lambda: captured.append("all"),
-        prepare=lambda: SimpleNamespace(seconds={1: 0.5, 2: 0.25}),
+    decode, prefill = (
+        SimpleNamespace(prepare=lambda seconds=seconds: SimpleNamespace(seconds=seconds))
+        for seconds in ({1: 0.5, 2: 0.25}, {4: 0.3})
     )
-    runner: Any = SimpleNamespace(decode_graph=path)
-    assert capture_all(runner) == 2
+    paths = SimpleNamespace(capture_all=lambda: captured.append("all"))
+    runner: Any = SimpleNamespace(paths=paths, decode_graph=decode, prefill_graph=prefill)
+    assert capture_all(runner) == 3
     assert captured == ["all", "waited"]
+    runner.prefill_graph = None
+    assert capture_all(runner) == 2
     runner.decode_graph = None
     assert capture_all(runner) is None
 
@@ -60,6 +63,7 @@ def test_table() -> None:
         first_token=20.0,
         phases={"import": 4.0, "load and assemble": 9.0, "first token": 5.0},
         parts=(("weights", 6.0, 1000),),
+        kernels="measured: 41 compiled",
         captured=55.5,
         graphs=35,
     )
@@ -68,3 +72,4 @@ def test_table() -> None:
     assert lines[2] == "seconds of a cold start"
     assert lines[6].split() == ["interpreter", "2.00"]
     assert lines[7].split() == ["weights", "6.00"]
+    assert lines[8].strip() == "kernels: measured: 41 compiled"

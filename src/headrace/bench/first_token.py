@@ -1,7 +1,7 @@
 """Run as `python -m headrace.bench.first_token`: from nothing to a first token, and told in JSON.
 
 Reads one JSON object from standard input: `options` (fields of `EngineConfig`), `input_len`, and
-`graphs`, whether to go on until every decode graph is captured. Prints one line after the first
+`graphs`, whether to go on until every graph is captured. Prints one line after the first
 token and one after the graphs; who reads them has the clock, so that the start of the interpreter
 counts.
 """
@@ -9,9 +9,11 @@ counts.
 import json
 import sys
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.decision import Decision
 from headrace.base.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def _run(options: dict[str, Any], input_len: int, graphs: bool) -> None:
                 name: stop - start
                 for name, (start, stop) in zip(names, pairwise(marks), strict=True)
             },
+            kernels=_kernels(explanation.measured),
             parts=[[part.name, part.seconds, part.bytes] for part in explanation.startup],
         )
         if graphs:
@@ -60,16 +63,22 @@ def _run(options: dict[str, Any], input_len: int, graphs: bool) -> None:
 
 
 def capture_all(runner: "ModelRunner") -> int | None:
-    """Capture every decode graph; how many there are, `None` where nothing is captured."""
-    path = runner.decode_graph
-    if path is None:
+    """Capture every graph, but those with filters, which come at need; how many there are, `None`
+    where nothing is captured."""
+    paths = [path for path in (runner.decode_graph, runner.prefill_graph) if path is not None]
+    if not paths:
         return None
     import torch
 
     with torch.inference_mode():
-        path.capture_all()
+        runner.paths.capture_all()
     torch.cuda.synchronize()
-    return len(path.prepare().seconds)
+    return sum(len(path.prepare().seconds) for path in paths)
+
+
+def _kernels(measured: Iterable[Decision[Any]]) -> str:
+    """How many kernels were compiled ahead, and how long that took; empty where none are."""
+    return next((each.reason for each in measured if each.name == "kernels"), "")
 
 
 def _tell(**facts: Any) -> None:

@@ -27,7 +27,8 @@ class Start:
         first_token: seconds to the first token.
         phases: import, load and assemble, first token; the rest is the interpreter's start.
         parts: (name, seconds, bytes) of the parts of assembly.
-        captured: seconds until every decode graph is captured; `None` where there are none.
+        kernels: how many were compiled ahead of the first step, or found in the cache.
+        captured: seconds until every graph is captured; `None` where there are none.
         graphs: how many there are then.
     """
 
@@ -38,6 +39,7 @@ class Start:
     first_token: float
     phases: Mapping[str, float]
     parts: tuple[tuple[str, float, int], ...]
+    kernels: str = ""
     captured: float | None = None
     graphs: int | None = None
 
@@ -53,7 +55,7 @@ def measure_starts(
     Args:
         options: fields of `EngineConfig`, model included.
         input_len: tokens of the one prompt.
-        graphs: also capture every decode graph after the first token.
+        graphs: also capture every graph after the first token.
 
     Raises:
         HeadraceError: the process ended without a first token.
@@ -98,6 +100,7 @@ def _start(
         first_token=first_token,
         phases=told["phases"],
         parts=tuple((name, seconds, size) for name, seconds, size in told["parts"]),
+        kernels=told["kernels"],
         captured=captured,
         graphs=count,
     )
@@ -125,4 +128,6 @@ def table(starts: Sequence[Start]) -> str:
         lines += [f"  {name:<24}{took:>8.2f}" for name, took in start.phases.items()]
         lines.append(f"  {'interpreter':<24}{interpreter:>8.2f}")
         lines += [f"    {name:<22}{took:>8.2f}" for name, took, _ in start.parts]
+        if start.kernels:
+            lines.append(f"    kernels: {start.kernels}")
     return "\n".join(lines)
