@@ -1,6 +1,8 @@
 """Every way to compute the compositions of layers gives the numbers of the plain one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -182,3 +184,19 @@ def test_onednn_meets_few_numbers_of_rows_and_pads_without_a_trace() -> None:
             assert ours.shape == (rows, 24)
             plain = dense.apply(x, weight, bias, added)
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_of_few_rows_are_never_left_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small vocabulary is worth a split of the columns, but nothing behind the head adds parts."""
+    pytest.importorskip("triton", reason="the operators need the triton package")
+    from headrace.kernels.few_rows_settings import FewRowsSettings
+    from headrace.layers import triton_operators
+
+    settings = FewRowsSettings(weights=64, block=64, warps=4, stages=2, splits=4)
+    monkeypatch.setattr(triton_operators, "_settings", lambda x, weight: settings)
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out_dtype: x.float() @ weight.float())
+    operators = triton_operators.TritonOperators(pdl=False)
+    head: Any = SimpleNamespace(matrix=torch.randn(10, 8, dtype=torch.bfloat16))
+    hidden = torch.randn(3, 8, dtype=torch.bfloat16)
+    expected = hidden.float() @ head.matrix.float().t()
+    torch.testing.assert_close(operators.logits(head, hidden), expected)
