@@ -20,6 +20,7 @@ class Behaviour:
         usage: whether a usage chunk comes where it is asked for.
         cut_after: chunks after which the connection is cut.
         error_after: chunks after which an error event comes.
+        abort_after: chunks after which the finish_reason is abort.
         short_by: tokens fewer than asked.
     """
 
@@ -31,6 +32,7 @@ class Behaviour:
     usage: bool = True
     cut_after: int | None = None
     error_after: int | None = None
+    abort_after: int | None = None
     short_by: int = 0
     cached: int | None = None
     reasoning: int = 0
@@ -165,6 +167,9 @@ class FakeOpenAI:
                 return False
             if chunks == behaviour.error_after:
                 _event(writer, {"error": {"message": "a step failed", "code": 500}})
+                break
+            if chunks == behaviour.abort_after:
+                _event(writer, {"choices": [{"delta": {}, "text": "", "finish_reason": "abort"}]})
                 break
             made = min(made + behaviour.tokens_per_chunk, asked)
             text = "é" if made < asked else "."

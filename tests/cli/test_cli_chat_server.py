@@ -114,6 +114,7 @@ def test_errors_take_a_line_and_the_conversation_goes_on(type_in, capsys) -> Non
     [
         (Behaviour(error_after=1), "headrace: error: a step failed"),
         (Behaviour(cut_after=1), "headrace: error: The server cut the answer."),
+        (Behaviour(abort_after=1), "(ended by the server)"),
     ],
 )
 def test_an_answer_that_breaks_off(type_in, capsys, behaviour, message) -> None:

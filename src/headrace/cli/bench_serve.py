@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import secrets
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -180,7 +179,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_matplotlib()
     _check_output(arguments)
-    seed = secrets.randbelow(2**32) if arguments.load_seed is None else arguments.load_seed
+    from random import SystemRandom
+
+    seed = SystemRandom().getrandbits(32) if arguments.load_seed is None else arguments.load_seed
     report = _Report(arguments)
 
     async def main() -> None:

@@ -162,6 +162,8 @@ def _answer(speaker: Speaker, conversation: Conversation, message: str) -> None:
                     ending = "(cut at the length limit)"
                 elif piece.finish_reason == "error":
                     ending = f"headrace: error: {piece.message}"
+                elif piece.finish_reason == "abort":
+                    ending = "(ended by the server)"
                 if stop.pressed:
                     ending = "(stopped)"
                     break
