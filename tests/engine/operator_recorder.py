@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headrace.execution.segments import Replay
+from headrace.kernels.compile_ahead_triton import CompiledKernels
 
 
 class _Calls(TorchDispatchMode):
@@ -75,7 +76,13 @@ def refuse_nothing(wanted: str, hardware: Any) -> None:
     """In place of the check that there is a CUDA device."""
 
 
+def compile_nothing(*_: Any, **__: Any) -> CompiledKernels:
+    """In place of compiling kernels ahead for a CUDA device."""
+    return CompiledKernels(compiled=(), found=(), seconds=0.0)
+
+
 def as_if_on_a_gpu(monkeypatch: Any) -> None:
     """Plans admit prefill graphs, and runners record with `OperatorRecorder`."""
+    monkeypatch.setattr("headrace.runner.dry_steps.compile_ahead", compile_nothing)
     monkeypatch.setattr("headrace.runner.prefill_graph_choice._refusal", refuse_nothing)
     monkeypatch.setattr("headrace.runner.forward_paths.GraphRecorder", OperatorRecorder)
