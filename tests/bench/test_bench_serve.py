@@ -232,19 +232,15 @@ def test_flushing_the_cache(capsys) -> None:
     ]
 
 
-def test_files(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("matplotlib")
-    results, picture = tmp_path / "out.jsonl", tmp_path / "out.png"
+def test_lines_in_a_file(tmp_path: Path, capsys) -> None:
+    results = tmp_path / "out.jsonl"
     asked = ["--num-prompts", "4", "--output-len", "3", "--goodput", "ttft:5000,tpot:0.0001"]
-    files = ["--output-file", str(results), "--output-details", "--plot", str(picture)]
+    files = ["--output-file", str(results), "--output-details"]
     with FakeOpenAI(lambda number: Behaviour(gap=0.01)) as server:
         assert main(bench(server, *asked, *files)) == 0
-        one_run = picture.read_bytes()
         assert main(bench(server, *asked, *files, "--max-concurrency", "1,4")) == 0
-    assert one_run.startswith(b"\x89PNG")
-    assert picture.read_bytes() != one_run
     entries = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len(entries) == 3
+    assert [entry["max_concurrency"] for entry in entries] == [None, 1, 4]
     for entry in entries:
         assert entry["output_lens"] == [3] * 4
         assert [len(gaps) for gaps in entry["itls"]] == [2] * 4
@@ -252,6 +248,20 @@ def test_files(tmp_path: Path, capsys) -> None:
         assert entry["request_goodput"] == 0.0
         assert entry["request_rate"] == "inf"
     assert "Request goodput (req/s):" in capsys.readouterr().out
+
+
+def test_pictures_of_one_run_and_of_several(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "out.png"
+    asked = ["--num-prompts", "3", "--output-len", "3", "--plot", str(picture)]
+    with FakeOpenAI() as server:
+        assert main(bench(server, *asked)) == 0
+        one_run = picture.read_bytes()
+        assert main(bench(server, *asked, "--max-concurrency", "1,3")) == 0
+        missing = str(tmp_path / "missing" / "out.png")
+        assert main(bench(server, "--num-prompts", "1", "--plot", missing)) == 2
+    assert one_run.startswith(b"\x89PNG")
+    assert picture.read_bytes() != one_run
 
 
 @pytest.mark.parametrize(
