@@ -99,7 +99,7 @@ def test_most_bad_bodies_are_refused(http: TestClient, route) -> None:
         "bad_words": [[""]],
         "logprobs_mode": ["odd"],
         "suffix": ["x"],
-        "regex": ["a"],
+        "regex": [5],
         "lora_path": ["x"],
         "priority": [2**40],
         "cache_salt": ["x" * 300],

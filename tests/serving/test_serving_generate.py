@@ -141,7 +141,7 @@ def test_ids_of_the_caller(http, engine) -> None:
         ({"input_ids": ["a"]}, "list of token ids"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_tokens is 0"),
         ({"text": "a", "sampling_params": {"nope": 1}}, "nope"),
-        ({"text": "a", "sampling_params": {"regex": "a"}}, "regex is not supported"),
+        ({"text": "a", "sampling_params": {"regex": 5}}, "regex: structured: regex is 5"),
         ({"text": "a", "sampling_params": [{}, {}]}, "2 entries for 1 prompts"),
         ({"text": ["a", "b"], "rid": ["x"]}, "2 different texts"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "2 different texts"),

@@ -135,7 +135,13 @@ def test_information(make_service) -> None:
 
 
 def test_explain(http, engine, service) -> None:
-    assert http.get("/explain").json() == {"name": "explain"}
+    told = http.get("/explain").json()
+    assert told["name"] == "explain"
+    assert [decision["name"] for decision in told["serving"]] == [
+        "tool_call_parser",
+        "reasoning_parser",
+        "stream_tool_arguments",
+    ]
     name = http.post("/v1/completions", json={"prompt": "a", "n": 2}).json()["id"]
     told = http.get("/explain", params={"request": name}).json()
     assert told["paths"] == [

@@ -43,6 +43,7 @@ SWITCHES = {
     "--enforce-eager": ("--decode-graph", "off", "--prefill-graph", "off"),
     "--no-enable-prefix-caching": ("--no-enable-prefix-cache",),
     # What they switch on is always on here.
+    "--enable-auto-tool-choice": (),
     "--enable-cache-report": (),
     "--enable-metrics": (),
 }

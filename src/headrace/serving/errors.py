@@ -3,6 +3,7 @@
 Messages are bounded: what somebody sent never comes back at length, and no path of the server.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.base.shown import shown
 LONGEST_MESSAGE = 1000
 _LISTED_FAULTS = 5
 _LONGEST_FAULT = 180
+_FIELD = re.compile(r"[a-z][a-z0-9_]*(\[[0-9]+\])?(\.[a-z0-9_]+)*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -140,8 +142,8 @@ def _place(location: Sequence[Any]) -> str | None:
 def _field_named(what: str) -> str | None:
     """`temperature` of "temperature is -1": our messages about options begin with the field."""
     first, _, rest = what.partition(" ")
-    is_field = rest.startswith(("is ", "has ")) and first.replace("_", "a").isalnum()
-    return first if is_field and first.islower() else None
+    is_field = rest.startswith(("is ", "has ")) and _FIELD.fullmatch(first)
+    return first if is_field else None
 
 
 def _bounded(text: str | None, most: int = LONGEST_MESSAGE) -> Any:

@@ -95,7 +95,7 @@ class Server:
         engine, tokenizer = await asyncio.gather(
             EngineClient.start(asked, restart=restart), asyncio.to_thread(load_tokenizer, asked)
         )
-        service.engine, service.tokenizer = engine, tokenizer
+        service.loaded(engine, tokenizer)
         _set_aside_what_stays()
         self._tell_ready()
         reason = await engine.wait_dead()
@@ -118,6 +118,8 @@ class Server:
         scheme = "http" if self._config.ssl_certfile is None else "https"
         info = self.service.info
         log.info("%s", info.sampling_defaults)
+        for decision in self.service.readers.decisions:
+            log.info("%s", decision)
         log.info(
             "%s on %s, ready after %.1f s: %s://%s:%d/v1",
             self.service.model_names[0],

@@ -58,6 +58,21 @@ class ServerConfig:
     template_seconds: int = option(
         10, "longest time for rendering the chat template of one request", whole(1, 3600)
     )
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls: hermes, llama3_json, mistral, ...; none; auto: as its "
+        "chat template shows",
+        text("names"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model marks reasoning: think, deepseek_r1, mistral, ...; none; auto: as its chat "
+        "template shows",
+        text("names"),
+    )
+    stream_tool_arguments: bool = option(
+        False, "show tool calls while they are written, also those that are cut off", flag()
+    )
     ssl_certfile: str | None = option(None, "certificate for https", _FILE)
     ssl_keyfile: str | None = option(None, "key of the certificate", _FILE)
     root_path: str | None = option(

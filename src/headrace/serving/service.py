@@ -17,6 +17,7 @@ from headrace.serving.errors import ApiError, unavailable
 from headrace.serving.observability.engine_figures import EngineFigures
 from headrace.serving.observability.history import History
 from headrace.serving.observability.measures import Measures
+from headrace.serving.readers import Readers
 from headrace.serving.records import RequestRecord
 from headrace.serving.server_config import ServerConfig, names
 from headrace.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Service:
         records: what ended lately, newest last. observers: called with each record as it ends;
             metrics and status pages hang on here.
         measures, history, figures: for metrics and the status page.
+        readers: how answers are read; what the model shows counts once it has loaded.
         unknown_fields: names of request fields that were warned about.
     """
 
@@ -54,11 +56,18 @@ class Service:
     measures: Measures = field(default_factory=Measures)
     history: History = field(init=False)
     figures: EngineFigures = field(default_factory=EngineFigures)
+    readers: Readers = field(init=False)
     unknown_fields: set[str] = field(default_factory=set)
     rendering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 
     def __post_init__(self) -> None:
         self.history = History(self.measures)
+        self.readers = Readers.of(self.config, self.tokenizer)
+
+    def loaded(self, engine: EngineClient, tokenizer: Tokenizer | None) -> None:
+        """The engine is ready, and this is its tokenizer."""
+        self.engine, self.tokenizer = engine, tokenizer
+        self.readers = Readers.of(self.config, tokenizer, engine.info.architecture)
 
     @property
     def state(self) -> str:

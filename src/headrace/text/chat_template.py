@@ -11,16 +11,18 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.base.errors import RequestError
+from headrace.text.tool_history import with_arguments
 
 Result = TypeVar("Result")
 
 _LONGEST_MESSAGE = 300
+_OF_OBJECTS = ("tojson", "items", "dictsort", "keys", "mapping", "string")  # done to objects too
 _OPEN_END = (
     "<<headrace: the text goes on here>> "  # its last space shows whether the template trims
 )
@@ -31,6 +33,15 @@ class ChatTemplate:
 
     def __init__(self, templates: Mapping[str, str]) -> None:
         self._templates = {name: _Template(source) for name, source in templates.items()}
+        self.text = "\n".join(templates.values())
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that a template asks for; empty where one cannot be read."""
+        try:
+            return frozenset[str]().union(*(each.variables for each in self._templates.values()))
+        except RequestError:
+            return frozenset()
 
     def render(
         self,
@@ -100,24 +111,54 @@ class _Template:
 
     @cached_property
     def takes_parts(self) -> bool:
-        names = {"content"}
+        names = self._names_of("content")
+        loops = self._tree.find_all(nodes.For)
+        return any(_is_part(loop.iter, "content", names) for loop in loops)
+
+    @cached_property
+    def wants_argument_text(self) -> bool:
+        """Whether arguments of tool calls must be JSON text: the template writes them itself, and
+        never as something that an object can be. Most want the object."""
+        tree, names = self._tree, self._names_of("arguments")
+        written = [
+            node
+            for kind in (nodes.Getattr, nodes.Getitem)
+            for node in tree.find_all(kind)
+            if _is_part(node, "arguments", names)
+        ]
+        takers: list[nodes.Node | None] = [loop.iter for loop in tree.find_all(nodes.For)]
+        takers += [each.node for each in tree.find_all(nodes.Filter) if each.name in _OF_OBJECTS]
+        takers += [each.node for each in tree.find_all(nodes.Test) if each.name in _OF_OBJECTS]
+        takers += [each.node for each in tree.find_all(nodes.Getattr) if each.attr in _OF_OBJECTS]
+        return bool(written) and not any(
+            _is_part(node, "arguments", names) for node in takers if node is not None
+        )
+
+    @cached_property
+    def variables(self) -> set[str]:
+        return meta.find_undeclared_variables(self._tree)
+
+    def _names_of(self, part: str) -> set[str]:
+        """Names under which a part of messages goes."""
+        names = {part}
         for assignment in self._tree.find_all(nodes.Assign):
-            if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, names):
-                names.add(assignment.target.name)
-        return any(_is_content(loop.iter, names) for loop in self._tree.find_all(nodes.For))
+            target = assignment.target
+            if isinstance(target, nodes.Name) and _is_part(assignment.node, part, names):
+                names.add(target.name)
+        return names
 
     @cached_property
     def _tree(self) -> nodes.Template:
         return _guarded(lambda: _environment().parse(self._source))
 
 
-def _is_content(node: nodes.Node, names: set[str]) -> bool:
+def _is_part(node: nodes.Node, part: str, names: set[str]) -> bool:
     if isinstance(node, nodes.Filter) and node.node is not None:
-        return _is_content(node.node, names)
+        return _is_part(node.node, part, names)
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
+        return node.attr == part
     if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node.arg, nodes.Const) and node.arg.value == part
     return isinstance(node, nodes.Name) and node.name in names
 
 
@@ -145,6 +186,10 @@ def _prepared(message: Mapping[str, Any], index: int, template: _Template) -> di
     if not isinstance(message.get("role"), str):
         raise RequestError(f"message {index} has no role", remedy="Give system, user, assistant")
     copy = {key: value for key, value in message.items() if value is not None}
+    if copy.get("tool_calls"):
+        copy["tool_calls"] = with_arguments(
+            copy["tool_calls"], index, as_text=template.wants_argument_text
+        )
     content = copy.get("content")
     if content is None:
         return copy

@@ -56,6 +56,20 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @property
+    def template_text(self) -> str | None:
+        """Source of the chat template, of all of them if there are several."""
+        return None if self._chat_template is None else self._chat_template.text
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template asks for, those that the server gives among them."""
+        return frozenset() if self._chat_template is None else self._chat_template.variables
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its text, if there is one."""
+        return self._backend.token_id(token)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`. Special tokens written in the text become their ids.
 

@@ -12,6 +12,7 @@ from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.completion_request import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
 from headrace.serving.openai.sampling_fields import token_biases
+from headrace.serving.openai.structured_fields import FIELDS, of_plain_fields, one_form
 from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
@@ -25,7 +26,10 @@ _NAMES = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
-_KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {"logprobs", "prompt_logprobs"}
+_KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {
+    *("logprobs", "prompt_logprobs"),  # fields of the request
+    "structured",  # comes under the names that SGLang has for forms
+}
 _WITHOUT_EFFECT = ("spaces_between_special_tokens",)
 
 
@@ -141,11 +145,14 @@ def _of(value: Any, place: int, count: int, name: str) -> Any:
 
 def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams:
     asked: dict[str, Any] = {}
+    forms: dict[str, Any] = {}
     for name, value in (given or {}).items():
         ours = _NAMES.get(name, name)
         if name in _WITHOUT_EFFECT or value is None:
             continue
-        if name in REFUSED:
+        if name in FIELDS:
+            forms |= {name: value}
+        elif name in REFUSED:
             if value not in (False, [], {}, ""):
                 raise invalid(f"{name} is not supported: {REFUSED[name]}", name)
         elif ours not in _KNOWN:
@@ -154,6 +161,7 @@ def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams
             asked[ours] = token_biases(value)
         else:
             asked[ours] = value
+    asked["structured"] = one_form(list(of_plain_fields(forms)))
     return replace(service.info.default_params, **asked)
 
 

@@ -5,20 +5,27 @@ reasoning) enters here; routes and replies do not know of it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from headrace.request.messages import Submit
+from headrace.request.sampling_params import SamplingParams
+from headrace.request.structured_output import StructuredOutput
 from headrace.serving.errors import invalid
-from headrace.serving.openai.chat_request import ChatRequest, Message
+from headrace.serving.openai.chat_messages import (
+    final_text,
+    template_messages,
+    template_variables,
+)
+from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.interpreter import OutputInterpreter, PlainText
+from headrace.serving.openai.parsed_output import ParsedOutput
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
-from headrace.serving.prompts import encode, render_chat
+from headrace.serving.openai.structured_fields import as_part
+from headrace.serving.parsers import REASONING_PARSERS, Reading, ToolRequest
+from headrace.serving.parsers.choice import NONE
+from headrace.serving.prompts import encode, render_chat, tokenizer_of
 from headrace.serving.service import Service
-
-# Names that a template is given by the server.
-_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,7 @@ class ChatPlan:
 async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
     check_extra_fields(body, service.unknown_fields)
-    _check_tools(body)
+    tools = ToolRequest.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     top = _top_logprobs(body)
     params = sampling_params(
         body,
@@ -48,19 +55,20 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
         most_logprobs=service.config.max_logprobs,
     )
     text = await chat_prompt(service, body)
+    reading = _reading(service, body, tools, params, text)
     return ChatPlan(
         submit=Submit(
             request_id=name,
             prompt_token_ids=await encode(
                 service, text, add_special_tokens=bool(body.add_special_tokens)
             ),
-            params=params,
+            params=_params_for(reading, params),
             prompt_text=text,
             default_max_tokens=None,  # the rest of the context
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         ),
-        interpreter=PlainText,
+        interpreter=_interpreter_maker(reading, body),
         top_logprobs=top,
     )
 
@@ -75,29 +83,56 @@ async def chat_prompt(service: Service, body: ChatRequest) -> str:
             "last message, the other begins a new one",
             "continue_final_message",
         )
-    variables = body.chat_template_kwargs or {}
-    for reserved in _RESERVED:
-        if reserved in variables:
-            raise invalid(
-                f"chat_template_kwargs holds {reserved}, which has a field of its own",
-                "chat_template_kwargs",
-            )
     return await render_chat(
         service,
-        [_as_template_sees(message) for message in body.messages],
+        template_messages(body),
         tools=body.tools,
         add_generation_prompt=not continues if opens is None else opens,
         continue_final_message=continues,
-        variables=variables,
+        variables=template_variables(body, tokenizer_of(service).template_variables),
     )
 
 
-def _as_template_sees(message: Message) -> dict[str, Any]:
-    """Templates know `system`, not the newer name of the same role."""
-    plain = message.model_dump(exclude_none=True)
-    if plain["role"] == "developer":
-        plain["role"] = "system"
-    return plain
+def _reading(
+    service: Service,
+    body: ChatRequest,
+    tools: ToolRequest | None,
+    params: SamplingParams,
+    prompt: str,
+) -> Reading:
+    """How the answers are read, and what they are held to."""
+    readers = service.readers
+    reasoning = readers.reasoning_parser.value
+    if body.continue_final_message and reasoning != NONE:
+        prompt = REASONING_PARSERS.entries(reasoning)[-1].marker_before(final_text(body))
+    return Reading.of(
+        tool_parser=readers.tool_parser.value,
+        reasoning_parser=reasoning,
+        request=tools,
+        prompt=prompt,
+        content=None if params.structured is None else as_part(params.structured),
+        stream_arguments=readers.stream_arguments.value,
+    )
+
+
+def _params_for(reading: Reading, params: SamplingParams) -> SamplingParams:
+    if reading.needs_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    if reading.constraint is not None:
+        params = replace(params, structured=StructuredOutput(structural_tag=reading.constraint))
+    return params
+
+
+def _interpreter_maker(reading: Reading, body: ChatRequest) -> Callable[[], OutputInterpreter]:
+    if body.separate_reasoning is False:
+        reading = replace(reading, reasoning_parser=None)
+    if reading.tool_parser is None and reading.reasoning_parser is None:
+        return PlainText
+    return lambda: ParsedOutput(
+        reading.interpreter(),
+        shows_reasoning=body.include_reasoning is not False,
+        reasoning_at_once=body.stream_reasoning is False,
+    )
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -112,17 +147,3 @@ def _top_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _check_tools(body: ChatRequest) -> None:
-    if body.tools is not None and not body.tools:
-        raise invalid("tools is an empty list; leave it out", "tools")
-    choice = body.tool_choice
-    if choice is not None and not body.tools and choice != "none":
-        raise invalid("tool_choice needs tools", "tool_choice")
-    if body.tools and choice != "none":
-        raise invalid(
-            "This version does not read tool calls out of an answer; with tool_choice none the "
-            "template still shows the tools to the model",
-            "tools",
-        )

@@ -16,7 +16,7 @@ from headrace.serving.openai.interpreter import (
     MessageBuilder,
     MessagePiece,
     OutputInterpreter,
-    delta_of,
+    deltas_of,
 )
 from headrace.serving.openai.logprobs import TokenNames, chat_entries, prompt_entries
 from headrace.serving.openai.replies import (
@@ -100,30 +100,28 @@ class ChatReply:
             yield self._event(opening, prompt_ids)
             prompt_ids = UNSET
         async for _, delta in self._generation.deltas():
-            chunk = self._chunk(delta)
-            if chunk is not None:
+            for chunk in self._chunks(delta):
                 yield self._event(chunk)
         if body.includes_usage:
             yield event(encode_json(self._wrapped([], self._usage())))
         yield DONE
 
-    def _chunk(self, delta: Delta) -> ChatChunkChoice | None:
-        """What there is to show of a delta, if anything."""
+    def _chunks(self, delta: Delta) -> list[ChatChunkChoice]:
+        """What there is to show of a delta, if anything; tokens with the first chunk, the ending
+        with the last."""
         choice = self._choices[delta.index]
         piece, entries = self._read(choice, delta), self._entries(delta)
-        shows_ids = bool(self._body.return_token_ids and delta.token_ids)
-        if not (piece or entries or delta.finished or shows_ids):
-            return None
-        ended = delta.finished is not None
-        return ChatChunkChoice(
-            index=delta.index,
-            delta=delta_of(piece),
-            logprobs=entries,
-            finish_reason=choice.reason,
-            stop_reason=choice.stop_reason if ended else UNSET,
-            matched_stop=choice.stop_reason if ended else UNSET,
-            token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
-        )
+        shows_ids = bool(self._body.return_token_ids)
+        if not (piece or entries or delta.finished or (shows_ids and delta.token_ids)):
+            return []
+        chunks = [ChatChunkChoice(index=delta.index, delta=each) for each in deltas_of(piece)]
+        first, last = chunks[0], chunks[-1]
+        first.logprobs = entries
+        first.token_ids = delta.token_ids if shows_ids else UNSET
+        if delta.finished is not None:
+            last.finish_reason = choice.reason
+            last.stop_reason = last.matched_stop = choice.stop_reason
+        return chunks
 
     def _read(self, choice: _Choice, delta: Delta) -> MessagePiece:
         ending = delta.finished

@@ -92,14 +92,19 @@ class MessageBuilder:
         )
 
 
-def delta_of(piece: MessagePiece) -> ChatDelta:
-    """The piece as a chunk of a stream shows it."""
-    return ChatDelta(
+def deltas_of(piece: MessagePiece) -> list[ChatDelta]:
+    """The piece as chunks of a stream show it, at least one.
+
+    Clients join calls by index, and some look at the first entry of a chunk only: so no chunk has
+    more than one piece of a call, and the first of a call has its id, its name and no arguments.
+    """
+    texts = ChatDelta(
         content=piece.content or UNSET,
         reasoning_content=piece.reasoning or UNSET,
         reasoning=piece.reasoning or UNSET,
-        tool_calls=[_streamed(call) for call in piece.tool_calls] or UNSET,
     )
+    calls = [ChatDelta(tool_calls=[_streamed(call)]) for call in piece.tool_calls]
+    return [texts, *calls] if piece.content or piece.reasoning or not calls else calls
 
 
 def _streamed(call: ToolCallPiece) -> ToolCall:

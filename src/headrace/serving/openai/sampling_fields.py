@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import invalid
+from headrace.serving.openai.structured_fields import StructuredFields, structured_output
 
 # Fields that go into `SamplingParams` under their own name.
 _PLAIN = (
@@ -47,7 +48,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StructuredFields):
     """Fields of both routes. `None` is the default of the model, where it states one."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -119,6 +120,7 @@ def sampling_params(
         asked.setdefault("include_stop_str_in_output", fields.no_stop_trim)
     if fields.logit_bias:
         asked["logit_bias"] = token_biases(fields.logit_bias)
+    asked["structured"] = structured_output(fields)
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.prompt_logprobs)):
         if value is not None and value > most_logprobs:
             raise invalid(f"{name} is {value}; this server gives at most {most_logprobs}", name)

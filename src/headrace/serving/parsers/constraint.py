@@ -6,7 +6,11 @@
 - required: calls only, at least one; one if there may be one only.
 - a function: one call of it.
 
-Reasoning stays free: it may come first, before all of this. The form is xgrammar's
+With a form of the content (`response_format` and the like) and tools that may be called: calls
+only, or content of that form. Where a call is required there is no content, so its form does not
+matter.
+
+Reasoning stays free: it may come first, before all of this. The forms are xgrammar's
 (structural tags: `tag`, `triggered_tags`, `tags_with_separator`).
 """
 
@@ -22,33 +26,33 @@ def tool_constraint(
     parser: ToolParser,
     request: ToolRequest,
     *,
+    content: dict[str, Any] | None = None,
     reasoning: ReasoningParser | None = None,
     prompt: str = "",
 ) -> dict[str, Any] | None:
-    """The structural tag that a request needs, or `None`.
+    """The structural tag that a request with tools needs, or `None`.
 
     Args:
+        content: the form that content must have, as a part of a structural tag.
         reasoning: how the model marks its reasoning, if it has any.
         prompt: what the answer goes on from; it tells whether reasoning is open already.
 
     Raises:
-        UnsupportedError: a call is required, and the family's calls cannot be said in a grammar.
+        UnsupportedError: a call is required, or content of a form, and the family's calls cannot be
+            said in a grammar.
     """
     form, tools = parser.form, request.callable_tools
-    if request.choice == "required":
+    required = request.choice == "required"
+    if required or content is not None:
         if form is None:
             raise UnsupportedError(
-                "tool_choice asks for a call",
+                "tool_choice asks for a call" if required else "response_format goes with tools",
                 why="the way this model writes calls cannot be held by a grammar",
-                remedy="Use tool_choice auto",
+                remedy="Use tool_choice auto" if required else "Send one of them",
             )
-        calls = {
-            "type": "tags_with_separator",
-            "tags": [_tag(form, tool) for tool in tools],
-            "separator": form.separator,
-            "at_least_one": True,
-            "stop_after_first": request.only is not None or not request.parallel,
-        }
+        calls = _only_calls(form, request)
+        if content is not None and not required:
+            calls = {"type": "or", "elements": [calls, content]}
         return _whole(_after_reasoning(calls, reasoning, prompt))
     needs_form = any(tool.strict for tool in tools) or not request.parallel
     if form is None or not form.trigger or not tools or not needs_form:
@@ -61,6 +65,24 @@ def tool_constraint(
         "stop_after_first": not request.parallel,
     }
     return _whole(_after_reasoning(calls, reasoning, prompt))
+
+
+def content_constraint(
+    content: dict[str, Any], reasoning: ReasoningParser | None, prompt: str
+) -> dict[str, Any] | None:
+    """The structural tag for content of a form behind reasoning; `None` where none can come."""
+    whole = _after_reasoning(content, reasoning, prompt)
+    return None if whole is content else _whole(whole)
+
+
+def _only_calls(form: CallForm, request: ToolRequest) -> dict[str, Any]:
+    return {
+        "type": "tags_with_separator",
+        "tags": [_tag(form, tool) for tool in request.callable_tools],
+        "separator": form.separator,
+        "at_least_one": True,
+        "stop_after_first": request.only is not None or not request.parallel,
+    }
 
 
 def _whole(form: dict[str, Any]) -> dict[str, Any]:
@@ -81,15 +103,15 @@ def _tag(form: CallForm, tool: Tool) -> dict[str, Any]:
 
 
 def _after_reasoning(
-    calls: dict[str, Any], reasoning: ReasoningParser | None, prompt: str
+    answer: dict[str, Any], reasoning: ReasoningParser | None, prompt: str
 ) -> dict[str, Any]:
-    """The calls with reasoning before them: the rest of what is open, or as the model likes.
+    """The answer with reasoning before it: the rest of what is open, or as the model likes.
 
-    Markers that are special tokens cannot be written under a grammar, so such a model goes to its
-    calls at once.
+    Markers that are special tokens cannot be written under a grammar, so such a model answers at
+    once.
     """
     if reasoning is None or reasoning.special:
-        return calls
+        return answer
     awaited = reasoning.end_awaited(prompt)
     begin, end = ("", awaited) if awaited else reasoning.pairs[0]
     thought: dict[str, Any] = {
@@ -100,10 +122,10 @@ def _after_reasoning(
         ],
     }
     if not awaited and _is_closed(reasoning, prompt):
-        return calls
+        return answer
     if not awaited:
         thought = {"type": "optional", "content": thought}
-    return {"type": "sequence", "elements": [thought, calls]}
+    return {"type": "sequence", "elements": [thought, answer]}
 
 
 def _is_closed(reasoning: ReasoningParser, prompt: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.base.errors import UnsupportedError
 from headrace.serving.parsers.choice import NONE
-from headrace.serving.parsers.constraint import tool_constraint
+from headrace.serving.parsers.constraint import content_constraint, tool_constraint
 from headrace.serving.parsers.interpreter import Interpreter
 from headrace.serving.parsers.reasoning import REASONING_PARSERS, ReasoningParser
 from headrace.serving.parsers.tool_parser import TOOL_PARSERS, ToolParser
@@ -38,13 +38,18 @@ class Reading:
         reasoning_parser: str,
         request: ToolRequest | None,
         prompt: str,
+        content: dict[str, Any] | None = None,
         stream_arguments: bool = False,
     ) -> "Reading":
         """Settle it from names of parsers (or "none") and what the request says.
 
+        Args:
+            content: the form that content must have, as a part of a structural tag. `constraint`
+                holds it then, unless nothing else can come.
+
         Raises:
-            UnsupportedError: the request wants calls and none can be read, or its tool_choice
-                needs a grammar that this model's way of calling has not.
+            UnsupportedError: the request wants calls and none can be read, or it needs a grammar
+                that this model's way of calling has not.
         """
         tools = reasoning = constraint = None
         if reasoning_parser != NONE:
@@ -58,7 +63,11 @@ class Reading:
                     f"{', '.join(sorted(TOOL_PARSERS))}, or send tool_choice none",
                 )
             tools = TOOL_PARSERS.entries(tool_parser)[-1]
-            constraint = tool_constraint(tools, request, reasoning=reasoning, prompt=prompt)
+            constraint = tool_constraint(
+                tools, request, content=content, reasoning=reasoning, prompt=prompt
+            )
+        elif content is not None:
+            constraint = content_constraint(content, reasoning, prompt)
         return cls(
             tool_parser=tools,
             reasoning_parser=reasoning,

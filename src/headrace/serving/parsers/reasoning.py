@@ -37,6 +37,13 @@ class ReasoningParser:
                 return ""
         return self.pairs[0][1] if self.open_at_start else ""
 
+    def marker_before(self, message: str) -> str:
+        """The marker that an answer which goes on with `message` stands behind: the last one of it,
+        or an end marker, as content without any is not reasoning."""
+        words = [word for pair in self.pairs for word in pair]
+        last = max(words, key=message.rfind)
+        return last if last in message else self.pairs[0][1]
+
 
 REASONING_PARSERS: Registry[ReasoningParser] = Registry(
     "reasoning parser", "headrace.reasoning_parsers"

@@ -1,5 +1,6 @@
 """GET /explain: what was decided and why; the paths that steps took, or those of one request."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -30,4 +31,8 @@ async def explain(
                 code="no_such_request",
             )
         return json_response(record.as_dict())
-    return json_response(await service.started_engine.control("explain"))
+    told = await service.started_engine.control("explain")
+    told["serving"] = [
+        asdict(decision) | {"text": str(decision)} for decision in service.readers.decisions
+    ]
+    return json_response(told)

@@ -1,0 +1,70 @@
+"""What a chat template is given: messages and variables of a request."""
+
+from typing import Any
+
+from headrace.base.shown import shown
+from headrace.serving.errors import invalid
+from headrace.serving.openai.chat_request import ChatRequest, Message
+
+# Names that a template is given by the server.
+_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def template_messages(body: ChatRequest) -> list[dict[str, Any]]:
+    return [_as_template_sees(message) for message in body.messages]
+
+
+def template_variables(body: ChatRequest, known: frozenset[str]) -> dict[str, Any]:
+    """chat_template_kwargs, and what reasoning_effort means to this template.
+
+    Args:
+        known: names that the template asks for.
+
+    Raises:
+        ApiError: 400 for names of the server, or an effort that the template cannot be told.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    for reserved in _RESERVED:
+        if reserved in variables:
+            raise invalid(
+                f"chat_template_kwargs holds {reserved}, which has a field of its own",
+                "chat_template_kwargs",
+            )
+    effort = body.reasoning_effort
+    if effort is None:
+        return variables
+    if effort not in EFFORTS:
+        raise invalid(
+            f"reasoning_effort is {shown(effort)}. Allowed: {', '.join(EFFORTS)}",
+            "reasoning_effort",
+        )
+    if "reasoning_effort" in known:
+        return {"reasoning_effort": effort, **variables}
+    if "enable_thinking" in known:
+        return {"enable_thinking": effort != "none", **variables}
+    raise invalid(
+        "reasoning_effort is not supported: the chat template of this model knows neither it nor "
+        "enable_thinking",
+        "reasoning_effort",
+    )
+
+
+def final_text(body: ChatRequest) -> str:
+    """Text of the last message."""
+    content = body.messages[-1].content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _as_template_sees(message: Message) -> dict[str, Any]:
+    """Templates know `system`, not the newer name of the same role; of reasoning some know the one
+    name and some the other."""
+    plain = message.model_dump(exclude_none=True)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    reasoning = plain.get("reasoning_content") or plain.get("reasoning")
+    if isinstance(reasoning, str):
+        plain["reasoning_content"] = plain["reasoning"] = reasoning
+    return plain
