@@ -10,7 +10,7 @@ from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.sampling_batch_info import SamplingBatchInfo
-from headrace.batch.side_request import PromptLogprobRequest, SideRequest
+from headrace.batch.side_request import HiddenStateRequest, PromptLogprobRequest, SideRequest
 from headrace.layers import logits as logits_module
 from headrace.layers.logits import process_logits
 
@@ -28,6 +28,14 @@ class Head:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         self.asked.append(len(hidden))
         return hidden @ self.matrix
+
+
+class StatesOnly(Head):
+    """Its head is in no dtype but its own, and nobody samples."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        assert not len(hidden)
+        return hidden.new_empty(0, VOCAB)
 
 
 def step(chosen: list[int] | None, tokens: int, side: SideRequest | None = None) -> ForwardBatch:
@@ -98,3 +106,29 @@ def test_a_slice_holds_a_row_of_a_huge_vocabulary(monkeypatch: pytest.MonkeyPatc
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs.chosen.shape == (2,)
     assert output.prompt_logprobs.top_ids.shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_are_taken_and_kept(dtype: torch.dtype) -> None:
+    hidden = torch.randn(9, HIDDEN).to(dtype)
+    hidden[4] *= 1e6  # what float32 sums lose beside it
+    side = SideRequest(
+        hidden=HiddenStateRequest(token_index=torch.tensor([7, 0]), sums=((2, 6), (8, 9)))
+    )
+    found = process_logits(StatesOnly(), hidden, step(None, 9, side)).hidden
+    assert found is not None
+    known, exact = hidden.clone(), hidden.double()
+    hidden.fill_(torch.nan)  # as the next step of a path does
+    assert torch.equal(found.tokens, known[[7, 0]])
+    assert found.sums.dtype == torch.float64
+    sums = torch.stack((exact[2:6].sum(0), exact[8]))
+    torch.testing.assert_close(found.sums, sums, rtol=1e-12, atol=0)
+
+
+def test_only_what_is_asked_is_taken() -> None:
+    hidden = torch.randn(5, HIDDEN)
+    assert process_logits(StatesOnly(), hidden, step(None, 5)).hidden is None
+    only = SideRequest(hidden=HiddenStateRequest(sums=((0, 5),)))
+    found = process_logits(StatesOnly(), hidden, step(None, 5, only)).hidden
+    assert found is not None
+    assert found.tokens is None

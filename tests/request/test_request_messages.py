@@ -29,6 +29,7 @@ from headrace.request.messages import (
     Turn,
 )
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.request.structured_output import StructuredOutput
 
@@ -95,6 +96,11 @@ def there_and_back(message: object, union: object) -> object:
     [
         Submit(request_id="r", prompt_token_ids=[1, 2], params=EVERYTHING, prompt_text="p"),
         Submit(request_id="r", prompt_token_ids=[], params=CHOICE, default_max_tokens=3),
+        Submit(
+            request_id="r",
+            prompt_token_ids=[1],
+            pooling=PoolingParams(pooling="mean", normalize=False, dimensions=3),
+        ),
         Abort(["a", "b"]),
         Control(3, "stats", {"a": None}),
         Stop(1.5),
@@ -110,7 +116,7 @@ def test_a_message_to_the_engine_survives(message: object) -> None:
         Hello(4),
         Ready(INFO),
         StartFailed(Failure("ConfigError", "w")),
-        Turn([DELTA, Delta("s")], Load(1, 2, 3, 4, 5)),
+        Turn([DELTA, Delta("s"), Delta("t", embedding=b"\0\0\x80?")], Load(1, 2, 3, 4, 5)),
         Refused("r", Failure("RequestError", "w", "y", "r")),
         ControlReply(3, {"a": [1, {"b": 2.5}]}),
         ControlReply(3, failure=Failure("RequestError", "w")),

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 from running_server import RunningServer, is_alive
+
+from headrace import LLM, PoolingParams
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1}
@@ -139,6 +142,33 @@ def test_a_stop_text_is_never_shown(client: openai.OpenAI) -> None:
         chunk.choices[0] for chunk in client.completions.create(stop=[almost], stream=True, **asked)
     ]
     assert "".join(piece.text for piece in pieces) == text
+
+
+def test_embeddings_are_those_of_the_engine(
+    client: openai.OpenAI, server: RunningServer, tiny_folder: Path
+) -> None:
+    texts = ["Hello", "a longer text " * 20, "!"]
+    with LLM(str(tiny_folder), load_format="dummy", device="cpu", dtype="float32") as llm:
+        last = [each.embedding for each in llm.embed(texts, use_tqdm=False)]
+        params = PoolingParams(pooling="mean", dimensions=8)
+        mean = [each.embedding for each in llm.embed(texts, params, use_tqdm=False)]
+    reply = client.embeddings.create(model="tiny", input=texts)  # base64 on the wire
+    assert [each.index for each in reply.data] == [0, 1, 2]
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, texts))
+    numbers = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    for place, expected in enumerate(last):
+        np.testing.assert_allclose(reply.data[place].embedding, expected, atol=2e-5)
+        np.testing.assert_allclose(numbers.data[place].embedding, expected, atol=2e-5)
+    cut = client.embeddings.create(
+        model="tiny", input=texts, dimensions=8, extra_body={"pooling": "mean"}
+    )
+    for entry, expected in zip(cut.data, mean, strict=True):
+        np.testing.assert_allclose(entry.embedding, expected, atol=2e-5)
+    with pytest.raises(openai.BadRequestError, match=r"dimensions is 65.*\[1, 64\]"):
+        client.embeddings.create(model="tiny", input="x", dimensions=65)
+    with pytest.raises(openai.BadRequestError, match="The prompt has 513 tokens"):
+        client.embeddings.create(model="tiny", input=["x", "x" * 513])
+    wait_until(server, running=0)
 
 
 def test_what_never_fits_is_refused_at_once(client: openai.OpenAI) -> None:
