@@ -187,7 +187,7 @@ def test_onednn_meets_few_numbers_of_rows_and_pads_without_a_trace() -> None:
 
 
 def test_logits_of_few_rows_are_never_left_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small vocabulary is worth a split of the columns, but nothing behind the head adds parts."""
+    """A small vocabulary is worth a split, but nothing behind the head adds parts."""
     pytest.importorskip("triton", reason="the operators need the triton package")
     from headrace.kernels.few_rows_settings import FewRowsSettings
     from headrace.layers import triton_operators
