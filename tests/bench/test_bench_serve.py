@@ -258,8 +258,8 @@ def test_pictures_of_one_run_and_of_several(tmp_path: Path) -> None:
         assert main(bench(server, *asked)) == 0
         one_run = picture.read_bytes()
         assert main(bench(server, *asked, "--max-concurrency", "1,3")) == 0
-        missing = str(tmp_path / "missing" / "out.png")
-        assert main(bench(server, "--num-prompts", "1", "--plot", missing)) == 2
+        unknown = str(tmp_path / "out.unknown")
+        assert main(bench(server, "--num-prompts", "1", "--plot", unknown)) == 2
     assert one_run.startswith(b"\x89PNG")
     assert picture.read_bytes() != one_run
 
@@ -267,7 +267,8 @@ def test_pictures_of_one_run_and_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--output-file", "/missing/out.jsonl"], "cannot be written"),
+        (["--output-file", "/missing/out.jsonl"], "/missing/out.jsonl cannot be written"),
+        (["--output-file", "/"], "/ cannot be written"),
         (["--shared-prefix-len", "128"], "--shared-prefix-len is 128"),
         (["--endpoint", "chat", "--prompts", "ids"], "takes no token ids"),
         (["--extra-body", '{"n": 2}'], "has the field 'n'"),

@@ -326,7 +326,10 @@ class _Report:
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    """Open what is written later, so that a wrong path shows before the work."""
+    """A wrong path shows before the work."""
+    for file in filter(None, (arguments.output_file, arguments.plot)):
+        if not Path(file).parent.is_dir():
+            raise ConfigError(f"{file} cannot be written", why="there is no such folder")
     if not arguments.output_file:
         return
     try:
