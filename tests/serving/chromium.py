@@ -28,11 +28,11 @@ class Chromium:
         self._in, up = os.pipe()
         options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
         quiet = ("--no-first-run", "--disable-extensions", "--disable-background-networking")
+        pipe = ("--remote-debugging-pipe", f"--user-data-dir={profile}")
         # The program reads commands from 3 and answers on 4; a shell puts the pipes there.
         shell = f'exec "$@" 3<&{down} 4>&{up}'
         self._process = subprocess.Popen(
-            ["bash", "-c", shell, "bash", PROGRAM, *options, *quiet]
-            + ["--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            ["bash", "-c", shell, "bash", PROGRAM, *options, *quiet, *pipe, "about:blank"],
             pass_fds=(down, up),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -75,13 +75,12 @@ class Chromium:
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
-    def until(self, expression: str, seconds: float = SECONDS) -> Any:
-        """The value of an expression once it is true."""
+    def until(self, expression: str, seconds: float = SECONDS) -> None:
+        """Wait until an expression is true."""
         deadline = time.monotonic() + seconds
-        while not (found := self.value(expression)):
+        while not self.value(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"never: {expression}\n{self.complaints}"
             time.sleep(0.03)
-        return found
 
     def text(self, selector: str) -> str:
         return str(self.value(f"document.querySelector({json.dumps(selector)}).innerText"))
@@ -121,15 +120,12 @@ class Chromium:
             self._hear(told)
 
     def _hear(self, told: dict[str, Any]) -> None:
-        parameters = told.get("params", {})
-        if told.get("method") == "Runtime.exceptionThrown":
+        method, parameters = told.get("method"), told.get("params", {})
+        entry = parameters.get("entry", {})
+        if method == "Runtime.exceptionThrown":
             self.complaints.append(str(parameters["exceptionDetails"]))
-        elif told.get("method") == "Log.entryAdded":
-            if parameters["entry"]["level"] in ("warning", "error"):
-                self.complaints.append(parameters["entry"]["text"])
-        elif told.get("method") == "Runtime.consoleAPICalled":
-            if parameters["type"] in ("warning", "error", "assert"):
-                self.complaints.append(str(parameters["args"]))
+        elif method == "Log.entryAdded" and entry["level"] in ("warning", "error"):
+            self.complaints.append(entry["text"])
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:

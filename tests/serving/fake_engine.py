@@ -31,6 +31,27 @@ INFO = EngineInfo(
     pid=1,
 )
 
+STATS: dict[str, Any] = {
+    "steps": 12,
+    "prompt_tokens": 30,
+    "paths": [
+        {"path": "decode_graph", "refused": "", "steps": 9},
+        {"path": "eager", "refused": "decode_graph: the step holds prompt tokens", "steps": 3},
+    ],
+    "path_seconds": {"decode_graph": 0.5, "eager": 0.25},
+}
+STEPS: dict[str, Any] = {
+    "fields": [
+        *("number", "at", "seconds", "path", "refused"),
+        *("sequences", "prompt_tokens", "decode_tokens", "bucket_tokens", "bucket_sequences"),
+    ],
+    "reasons": [[["decode_graph", "the step holds prompt tokens", ""]], []],
+    "steps": [
+        [1, 1.7e9, 0.02, "eager", 0, 2, 17, 1, 18, 2],
+        [2, 1.7e9, 0.004, "decode_graph", 1, 3, 0, 3, 4, 4],
+    ],
+}
+
 
 def logprobs_of(token: int, top: int) -> dict[int, Logprob]:
     """The chosen token has rank 2, so that with top 1 another one is shown beside it."""
@@ -52,6 +73,7 @@ class FakeEngine:
         hold: waited for between acceptance and the first token.
         die_after, fail_after: words after which the engine dies, or the step fails.
         pause: seconds between deltas.
+        replies: to controls by name. control_hold: waited for before a reply.
         submits, aborted: what came, and ids left before their end or aborted.
     """
 
@@ -70,6 +92,9 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.controls: list[tuple[str, dict[str, Any]]] = []
         self.control_error: HeadraceError | None = None
+        self.control_hold: asyncio.Event | None = None
+        self.replies: dict[str, dict[str, Any]] = {"stats": dict(STATS), "steps": dict(STEPS)}
+        self.restarts = 0
         self.sent = 0
 
     @property
@@ -140,4 +165,6 @@ class FakeEngine:
         self.controls.append((name, arguments))
         if self.control_error is not None:
             raise self.control_error
-        return {"name": name}
+        if self.control_hold is not None:
+            await self.control_hold.wait()
+        return self.replies.get(name, {"name": name})

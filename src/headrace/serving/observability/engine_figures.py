@@ -99,6 +99,8 @@ class EngineFigures:
         self.step_fields = list(reply["fields"])
         self._refused = self.step_fields.index("refused")
         for row in reply["steps"]:
+            if row[0] <= self._number:
+                continue  # told before
             self._serial += 1
             self._number = row[0]
             self.steps.append((self._serial, reply["reasons"][row[self._refused]], list(row)))
