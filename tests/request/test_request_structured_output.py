@@ -21,6 +21,8 @@ BAD: list[dict[str, Any]] = [
     {"json_object": None},
     {"any_whitespace": "yes", "json_object": True},
     {"any_whitespace": True, "regex": "a"},
+    {"special_tokens": ["<s>"], "regex": "a"},
+    *[{"special_tokens": value, "structural_tag": {}} for value in ("<s>", [""], [3], None, 5)],
     *[{"json_schema": value} for value in ("", "{", "[1]", "3", [1], 3, {1, 2}, {"a": {1}})],
     *[{"json_schema": value} for value in ('{"a": NaN}', {"a": float("nan")}, CYCLE, {"a": DEEP})],
     {"json_schema": "[" * 100_000},

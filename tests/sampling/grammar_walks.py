@@ -18,7 +18,10 @@ WORDS += [b'"\n', b'"\n, "']
 PIECES = [*(bytes([byte]) for byte in range(256)), b"<s>", b"</s>", *WORDS]
 VOCAB = len(PIECES) + 5  # a model's vocabulary is often padded
 TOKENIZER: Any = SimpleNamespace(
-    pieces=PIECES, special_ids=frozenset({256}), vocab_size=len(PIECES)
+    pieces=PIECES,
+    special_ids=frozenset({256}),
+    vocab_size=len(PIECES),
+    token_id={"<s>": 256, "</s>": END}.get,
 )
 
 

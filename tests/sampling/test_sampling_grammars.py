@@ -145,6 +145,47 @@ def test_structural_tags(compiler) -> None:
         compiler.compile(form(structural_tag=deep))
 
 
+def test_json_in_a_tag_cannot_fill_up_with_blanks(compiler) -> None:
+    part = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"a": {}}}}
+    compiled = compiler.compile(form(structural_tag={"type": "structural_tag", "format": part}))
+    assert accepts(compiled, '{ "a" : null }')
+    assert not accepts(compiled, '{  "a": null}')
+    part["max_whitespace_cnt"] = 3  # asked for
+    compiled = compiler.compile(form(structural_tag={"type": "structural_tag", "format": part}))
+    assert accepts(compiled, '{  "a": null}')
+
+
+def test_special_tokens_that_a_tag_names(compiler) -> None:
+    tag = {
+        "type": "structural_tag",
+        "format": {
+            "type": "sequence",
+            "elements": [
+                {"type": "const_string", "value": "<s>"},
+                {"type": "regex", "pattern": "[a-z]{1,2}</s>"},
+            ],
+        },
+    }
+    start = mask_of(compiler.compile(form(structural_tag=tag)))
+    assert allowed(start, []) == [ord("<")]
+    shown = compiler.compile(form(structural_tag=tag, special_tokens=["<s>", "</s>", "<none>"]))
+    mask = mask_of(shown)
+    assert allowed(mask, []) == [ord("<"), 256]
+    assert allowed(mask, [256]) == list(range(ord("a"), ord("z") + 1))
+    assert allowed(mask, [256, ord("a"), ord("b")]) == [ord("<")]  # it ends the answer: never text
+    assert accepts(shown, "<s>ab</s>")
+    tag["format"] = {"type": "const_string", "value": "<special>"}
+    plain = compiler.compile(form(structural_tag=tag, special_tokens=["<s>"]))
+    assert allowed(mask_of(plain), []) == [ord("<")]  # named, and not in the tag
+
+
+def test_vocabularies_with_special_tokens_are_few(compiler) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "<s>"}}
+    for names in (["<s>"], ["<s>", "x"], ["x"], []):
+        compiler.compile(form(structural_tag=tag, special_tokens=names))
+    assert len(compiler._shown) == 1  # by what is shown, not by what is named
+
+
 # ---- the mask of one sequence
 
 

@@ -28,6 +28,10 @@ class StructuredOutput:
             or its text).
         any_whitespace: JSON may be laid out freely; otherwise it is one line, written as
             `json.dumps` does, and cannot fill up with blanks.
+        special_tokens: special tokens, by their text, that the model may write where a structural
+            tag has that text; else it must spell them out. The answer shows them only if
+            `skip_special_tokens` is off. Those that the vocabulary has not, or that end the answer,
+            do not count.
 
     Raises:
         RequestError: (a ValueError) naming field, value and what is allowed.
@@ -40,6 +44,7 @@ class StructuredOutput:
     choice: Sequence[str] | None = None
     structural_tag: str | Mapping[str, Any] | None = None
     any_whitespace: bool = False
+    special_tokens: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("json_object", "any_whitespace"):
@@ -61,6 +66,7 @@ class StructuredOutput:
                 raise _bad(name, getattr(self, name), "a string that is not empty")
         if self.choice is not None:
             self._set("choice", _choices(self.choice))
+        self._check_special_tokens()
         _check_size(self.kind, self.text)
 
     @property
@@ -70,11 +76,21 @@ class StructuredOutput:
 
     @property
     def text(self) -> str:
-        """What that form says, as text; with `kind` and `any_whitespace` all there is to it."""
+        """What that form says, as text; `any_whitespace` and `special_tokens` come to it."""
         value = getattr(self, self.kind)
         if self.kind == "choice":
             return json.dumps(value, ensure_ascii=False)
         return "" if self.json_object else str(value)
+
+    def _check_special_tokens(self) -> None:
+        given: object = self.special_tokens
+        is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        tokens = tuple(given) if isinstance(given, Sequence) else ()
+        if not is_list or not all(isinstance(each, str) and each for each in tokens):
+            raise _bad("special_tokens", given, "a list of texts that are not empty")
+        if tokens and self.structural_tag is None:
+            raise _bad("special_tokens", given, "only with structural_tag")
+        self._set("special_tokens", tokens)
 
     def _has(self, name: str) -> bool:
         value = getattr(self, name)

@@ -1,5 +1,7 @@
 """Grammars by xgrammar (Dong et al., 2024), which the extra `grammar` installs."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +19,7 @@ from headrace.sampling.utf8_masks import Utf8Masks
 from headrace.text.tokenizer import Tokenizer
 
 MAX_MESSAGE = 500
+MAX_VOCABULARIES = 4  # with special tokens shown: each copies the bytes of all tokens
 
 
 def require_xgrammar() -> None:
@@ -53,9 +56,8 @@ def checked_form(structured: StructuredOutput) -> str:
 class XgrammarBackend:
     """A `GrammarBackend`.
 
-    xgrammar is given the bytes of each token, which makes every kind of vocabulary alike. Special
-    and end tokens have none: text never holds them. Ids of the model beyond the tokenizer's are
-    never allowed.
+    Special and end tokens have no bytes here: text never holds them, but for special tokens that a
+    structural tag may use (`StructuredOutput.special_tokens`), which are text where it names them.
 
     Args:
         tokenizer: its tokens must stand for bytes (`pieces`).
@@ -67,38 +69,20 @@ class XgrammarBackend:
         self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int]
     ) -> None:
         require_xgrammar()
-        import xgrammar
-
         pieces = tokenizer.pieces
         assert pieces is not None, "the engine refuses other tokenizers"
-        hidden = tokenizer.special_ids | frozenset(end_token_ids)
         known = range(min(vocab_size, tokenizer.vocab_size))
-        plain = [b"" if token in hidden else pieces[token] for token in known]
-        self._pieces = plain
-        self._utf8, self._json = Utf8Masks(plain, vocab_size), JsonTextMasks(plain, vocab_size)
-        self._xgrammar: Any = xgrammar
-        self._compiler = xgrammar.GrammarCompiler(
-            xgrammar.TokenizerInfo(
-                plain,
-                xgrammar.VocabType.RAW,
-                vocab_size=vocab_size,
-                stop_token_ids=[],  # those of each request are its mask's business
-                add_prefix_space=False,
-            ),
-            max_threads=1,  # its caller has threads, and keeps the results
-            cache_enabled=False,
-        )
+        self._pieces, self._size = [pieces[token] for token in known], vocab_size
+        self._ends = frozenset(end_token_ids)
+        self._hidden = tokenizer.special_ids | self._ends
+        self._token_id = tokenizer.token_id
+        self._plain = XgrammarVocabulary(self._texts(frozenset()), vocab_size)
+        self._shown: OrderedDict[frozenset[int], XgrammarVocabulary] = OrderedDict()
+        self._lock = threading.Lock()
 
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
         try:
-            compiled = self._compile(structured)
-            json = self._json if structured.kind in ("json_schema", "json_object") else None
-            return XgrammarGrammar(
-                compiled.memory_size_bytes,
-                lambda: XgrammarMatcher(
-                    self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8, json
-                ),
-            )
+            return self._vocabulary(structured).compile(structured)
         except RequestError:
             raise
         except Exception as error:  # xgrammar's own errors share no type
@@ -109,6 +93,61 @@ class XgrammarBackend:
                 why=reason.partition(": ")[2][:MAX_MESSAGE] or message[0][:MAX_MESSAGE],
                 remedy="Correct it, or make it simpler",
             ) from error
+
+    def _vocabulary(self, structured: StructuredOutput) -> "XgrammarVocabulary":
+        """The vocabulary with the special tokens that this form names."""
+        tag = structured.text
+        ids = {self._token_id(each) for each in structured.special_tokens if each in tag}
+        shown = (self._hidden - self._ends).intersection(ids)
+        if not shown:
+            return self._plain
+        with self._lock:
+            made = self._shown.get(shown)
+            if made is None:
+                made = self._shown[shown] = XgrammarVocabulary(self._texts(shown), self._size)
+            self._shown.move_to_end(shown)
+            if len(self._shown) > MAX_VOCABULARIES:
+                self._shown.popitem(last=False)
+        return made
+
+    def _texts(self, shown: frozenset[int]) -> list[bytes]:
+        hidden = self._hidden - shown
+        return [b"" if token in hidden else piece for token, piece in enumerate(self._pieces)]
+
+
+class XgrammarVocabulary:
+    """Compiles for tokens of these bytes; those of none are never allowed, nor are ids beyond.
+
+    xgrammar is given the bytes of each token, which makes every kind of vocabulary alike.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], vocab_size: int) -> None:
+        import xgrammar
+
+        self._pieces = pieces
+        self._utf8, self._json = Utf8Masks(pieces, vocab_size), JsonTextMasks(pieces, vocab_size)
+        self._xgrammar: Any = xgrammar
+        self._compiler = xgrammar.GrammarCompiler(
+            xgrammar.TokenizerInfo(
+                list(pieces),
+                xgrammar.VocabType.RAW,
+                vocab_size=vocab_size,
+                stop_token_ids=[],  # those of each request are its mask's business
+                add_prefix_space=False,
+            ),
+            max_threads=1,  # its caller has threads, and keeps the results
+            cache_enabled=False,
+        )
+
+    def compile(self, structured: StructuredOutput) -> "XgrammarGrammar":
+        compiled = self._compile(structured)
+        json = self._json if structured.kind in ("json_schema", "json_object") else None
+        return XgrammarGrammar(
+            compiled.memory_size_bytes,
+            lambda: XgrammarMatcher(
+                self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8, json
+            ),
+        )
 
     def _compile(self, structured: StructuredOutput) -> Any:
         compiler, text = self._compiler, checked_form(structured)

@@ -7,6 +7,8 @@ from headrace.base.errors import RequestError
 from headrace.sampling.json_schema import MAX_DEPTH, checked_schema
 from headrace.sampling.regex_text import checked_regex
 
+MAX_BLANKS = 1  # at a place within JSON, which else could fill up with them
+
 
 def checked_structural_tag(text: str) -> str:
     """The tag in xgrammar's terms.
@@ -35,4 +37,6 @@ def _checked(part: Any, depth: int) -> Any:
             out[key] = checked_regex(value)
         else:
             out[key] = _checked(value, depth + 1)
+    if part.get("type") == "json_schema" and part.get("style", "json") == "json":
+        out.setdefault("max_whitespace_cnt", MAX_BLANKS)
     return out

@@ -9,6 +9,7 @@ from headrace.base.errors import RequestError, UnsupportedError
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.structural_tag import checked_structural_tag
 from headrace.serving.parsers import (
+    REASONING_PARSERS,
     TOOL_PARSERS,
     Interpreter,
     Reading,
@@ -32,6 +33,7 @@ def tool(name: Any = "weather", parameters: Any = WEATHER, **more: Any) -> dict[
 
 CLOCK = tool("clock", {"type": "object", "properties": {}, "additionalProperties": False})
 NAMED = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [tool(), CLOCK]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_choice_none_reads_no_calls() -> None:
     interpreter = got.interpreter()
     answer = collect([*interpreter.feed(ONE["hermes"]), *interpreter.finish()])
     assert (answer.content, answer.calls) == (ONE["hermes"], ())
-    assert not got.needs_special_tokens
+    assert got.markers == ()
 
 
 def test_what_cannot_be_had_is_refused() -> None:
@@ -230,10 +232,64 @@ def test_what_cannot_be_had_is_refused() -> None:
         choose_reasoning_parser("nosuch", model_type="x", template=None)
 
 
-def test_special_tokens_are_asked_for() -> None:
-    assert reading("mistral").needs_special_tokens
-    assert reading("mistral", "none", reasoning="mistral").needs_special_tokens
-    assert not reading("hermes", "none", reasoning="think").needs_special_tokens
+def test_markers_that_may_be_special_tokens() -> None:
+    assert reading("mistral").markers == ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    assert reading("hermes", "none", reasoning="think").markers == ("<think>", "</think>")
+    assert reading("hermes", reasoning="think").markers == (
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+    )
+
+
+def test_where_a_continued_message_stands() -> None:
+    parser = REASONING_PARSERS.entries("think")[-1]
+    assert parser.end_awaited(parser.marker_before("<think>\nI wonder")) == "</think>"
+    assert parser.end_awaited(parser.marker_before("<think>\nI wonder\n</think>\nSo")) == ""
+    opened = REASONING_PARSERS.entries("deepseek_r1")[-1]
+    assert opened.end_awaited(opened.marker_before("So")) == ""  # content has begun
+
+
+CITY = {
+    "type": "json_schema",
+    "json_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+def test_content_of_a_form_and_tools_that_may_be_called(accepts: Any) -> None:
+    def constraint(tools: object, choice: object = None, prompt: str = "", **options: Any) -> Any:
+        return Reading.of(
+            tool_parser="hermes",
+            reasoning_parser="think",
+            request=ToolRequest.of(tools, choice, **options),
+            prompt=prompt,
+            content=CITY,
+        ).constraint
+
+    city, closed = '{"city": "Paris"}', "<think>\n\n</think>"
+    either = constraint(TOOLS, prompt=closed)
+    assert accepts(either, city) == accepts(either, ONE["hermes"].strip()) == "ends"
+    assert accepts(either, "Hello") == accepts(either, city + ONE["hermes"].strip()) == "no"
+    behind = constraint(TOOLS)
+    assert accepts(behind, f"<think>Well</think>\n\n{city}") == accepts(behind, city) == "ends"
+    only_calls = constraint(TOOLS, "required", closed)
+    assert accepts(only_calls, ONE["hermes"].strip()) == "ends"
+    assert accepts(only_calls, city) == "no"
+    assert constraint(TOOLS, "none", closed) is None  # the form of the content is all there is
+    assert accepts(constraint(None), f"<think>Well</think>\n\n{city}") == "ends"
+    with pytest.raises(UnsupportedError, match="response_format goes with tools"):
+        Reading.of(
+            tool_parser="pythonic",
+            reasoning_parser="none",
+            request=ToolRequest.of(TOOLS),
+            prompt="",
+            content=CITY,
+        )
 
 
 @pytest.mark.parametrize(

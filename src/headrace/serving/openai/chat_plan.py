@@ -26,6 +26,7 @@ from headrace.serving.parsers import REASONING_PARSERS, Reading, ToolRequest
 from headrace.serving.parsers.choice import NONE
 from headrace.serving.prompts import encode, render_chat, tokenizer_of
 from headrace.serving.service import Service
+from headrace.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
             prompt_token_ids=await encode(
                 service, text, add_special_tokens=bool(body.add_special_tokens)
             ),
-            params=_params_for(reading, params),
+            params=_params_for(reading, params, tokenizer_of(service)),
             prompt_text=text,
             default_max_tokens=None,  # the rest of the context
             priority=body.priority or 0,
@@ -115,11 +116,15 @@ def _reading(
     )
 
 
-def _params_for(reading: Reading, params: SamplingParams) -> SamplingParams:
-    if reading.needs_special_tokens:
+def _params_for(reading: Reading, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    special = [
+        marker for marker in reading.markers if tokenizer.token_id(marker) in tokenizer.special_ids
+    ]
+    if special:
         params = replace(params, skip_special_tokens=False)
     if reading.constraint is not None:
-        params = replace(params, structured=StructuredOutput(structural_tag=reading.constraint))
+        form = StructuredOutput(structural_tag=reading.constraint, special_tokens=special)
+        params = replace(params, structured=form)
     return params
 
 

@@ -105,12 +105,8 @@ def _tag(form: CallForm, tool: Tool) -> dict[str, Any]:
 def _after_reasoning(
     answer: dict[str, Any], reasoning: ReasoningParser | None, prompt: str
 ) -> dict[str, Any]:
-    """The answer with reasoning before it: the rest of what is open, or as the model likes.
-
-    Markers that are special tokens cannot be written under a grammar, so such a model answers at
-    once.
-    """
-    if reasoning is None or reasoning.special:
+    """The answer with reasoning before it: the rest of what is open, or as the model likes."""
+    if reasoning is None:
         return answer
     awaited = reasoning.end_awaited(prompt)
     begin, end = ("", awaited) if awaited else reasoning.pairs[0]

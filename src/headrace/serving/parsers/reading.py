@@ -78,10 +78,15 @@ class Reading:
         )
 
     @property
-    def needs_special_tokens(self) -> bool:
-        """Markers may be special tokens, so the text must come with those in it."""
-        has_special = self.tool_parser is not None and bool(self.tool_parser.special_markers)
-        return has_special or (self.reasoning_parser is not None and self.reasoning_parser.special)
+    def markers(self) -> tuple[str, ...]:
+        """What may be special tokens in some vocabulary, which then must come with the text, and be
+        among those that the model may write under `constraint`."""
+        words: list[str] = []
+        if self.tool_parser is not None:
+            words += [*self.tool_parser.markers, *self.tool_parser.special_markers]
+        if self.reasoning_parser is not None:
+            words += [word for pair in self.reasoning_parser.pairs for word in pair]
+        return tuple(dict.fromkeys(words))
 
     def interpreter(self) -> Interpreter:
         """One for each answer."""

@@ -15,13 +15,11 @@ class ReasoningParser:
         open_at_start: the answer begins inside of reasoning although neither it nor the prompt
             shows the begin marker.
         anywhere: reasoning may begin anywhere in the answer, not only at its start.
-        special: published checkpoints hold the markers as special tokens.
     """
 
     pairs: tuple[tuple[str, str], ...]
     open_at_start: bool = False
     anywhere: bool = False
-    special: bool = False
 
     def end_awaited(self, prompt: str) -> str:
         """The end marker that an answer to this prompt begins before; empty: it does not.
@@ -63,5 +61,5 @@ register_reasoning_parser("deepseek_r1", "deepseek-r1")(
     ReasoningParser(pairs=(_THINK,), open_at_start=True)
 )
 register_reasoning_parser("mistral", "magistral")(
-    ReasoningParser(pairs=(("[THINK]", "[/THINK]"), _THINK), anywhere=True, special=True)
+    ReasoningParser(pairs=(("[THINK]", "[/THINK]"), _THINK), anywhere=True)
 )
