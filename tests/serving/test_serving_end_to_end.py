@@ -237,6 +237,44 @@ def test_explain_tells_the_paths_of_a_request(server, client) -> None:
     assert plan["paths"]
 
 
+def test_metrics_and_status_tell_what_this_server_did(server, client) -> None:
+    before = metrics(server)
+    client.completions.create(model="tiny", prompt="twice " * 9, n=2, max_tokens=7, **GREEDY)
+    after = metrics(server)
+
+    def grown(name: str) -> float:
+        lines = [name_of for name_of in after if name_of.startswith(f"headrace:{name}{{")]
+        assert lines, name
+        return sum(after[each] - before.get(each, 0.0) for each in lines)
+
+    assert grown("generation_tokens_total") == 14
+    assert grown("prompt_tokens_total") == 2 * 54
+    assert grown("prefix_cache_hits_total") >= 48  # the second choice reads the first one's prompt
+    assert grown("request_success_total") == 2
+    assert grown("inter_token_latency_seconds_count") == 12
+    assert grown("request_queue_time_seconds_count") == 1
+    assert grown("forward_total") >= 7
+    assert 0 < grown("forward_seconds_total") < 10
+    (forward,) = [each for each in after if each.startswith("headrace:forward_total{")]
+    assert "cpu_graph: " in forward  # why no better path was taken
+    status = told(server, "/status.json")
+    assert status["steps"]["are_new"]
+    assert status["steps"]["rows"][-1][0] == sum(each["steps"] for each in paths(server))
+    assert len(status["samples"]["rows"]) >= 1
+
+
+def paths(server: RunningServer) -> Any:
+    return told(server, "/explain")["paths"]
+
+
+def metrics(server: RunningServer) -> dict[str, float]:
+    """Without a key, as Prometheus comes."""
+    answer = httpx2.get(f"{server.url}/metrics")
+    assert answer.status_code == 200
+    lines = [each for each in answer.text.splitlines() if not each.startswith("#")]
+    return {name: float(value) for name, _, value in (each.rpartition(" ") for each in lines)}
+
+
 def test_the_engines_death_is_told_and_it_comes_back(server, client) -> None:
     pid = told(server, "/server_info")["engine"]["pid"]
     stream = client.completions.create(
@@ -248,11 +286,18 @@ def test_the_engines_death_is_told_and_it_comes_back(server, client) -> None:
         for _ in stream:
             pass
     assert httpx2.get(f"{server.url}/health").status_code == 503
+    dead = metrics(server)
+    assert dead['headrace:up{model_name="tiny"}'] == 0
+    assert dead['headrace:num_requests_running{model_name="tiny"}'] == 0
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model="tiny", prompt="a")
     server.wait_for("The engine was started again")
     assert httpx2.get(f"{server.url}/health").status_code == 200
     assert client.completions.create(model="tiny", prompt="a", max_tokens=2).choices
+    alive = metrics(server)
+    assert alive['headrace:up{model_name="tiny"}'] == 1
+    assert alive['headrace:engine_restarts_total{model_name="tiny"}'] == 1
+    assert told(server, "/status.json")["steps"]["rows"][-1][0] <= 2  # numbers of the new engine
 
 
 def test_sigterm_lets_a_stream_end(server, client) -> None:
