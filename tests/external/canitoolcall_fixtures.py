@@ -6,13 +6,15 @@ Needs an environment with canitoolcall, and headrace on PYTHONPATH (its parsers 
     PYTHONPATH=src build/canitoolcall/bin/python tests/external/canitoolcall_fixtures.py
 
 Prints a line for each family and each fixture that is not a strict pass; exits with 1 if more than
-the expected ones fail.
+the expected ones fail. `--json FILE` also writes the status of each fixture.
 """
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from canitoolcall import checks
 from canitoolcall.chunking import ChunkStrategy, split
@@ -83,14 +85,18 @@ def judge(fixture: Fixture, family: Family, *, live: bool) -> tuple[Status, list
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--live", action="store_true", help="show calls as they come")
-    live = arguments.parse_args().live
+    arguments.add_argument("--json", type=Path, help="where to write the statuses")
+    asked = arguments.parse_args()
+    live = asked.live
     families = load_families()
     counts: dict[str, Counter[str]] = {}
+    statuses: dict[str, str] = {}
     unexpected = 0
     for fixture in load_fixtures():
         if fixture.family in LEFT_OUT:
             continue
         status, complaints = judge(fixture, families[fixture.family], live=live)
+        statuses[fixture.id] = status.value
         counts.setdefault(fixture.family, Counter())[status.value] += 1
         if status != Status.PASS:
             reason = EXPECTED_FAILURES.get(fixture.id)
@@ -99,6 +105,8 @@ def main() -> int:
             print("".join(f"    {each}\n" for each in complaints[:3]), end="")
     for family, count in counts.items():
         print(f"{family}: {', '.join(f'{number} {name}' for name, number in count.items())}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(statuses))
     return int(unexpected > 0)
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tests" / each) for each in ("engine", "serving")]
 
+import canitoolcall_suite  # noqa: E402
 import guidellm_suite  # noqa: E402
+import langchain_suite  # noqa: E402
 import lm_eval_suite  # noqa: E402
 import openai_suite  # noqa: E402
 import schemathesis_suite  # noqa: E402
@@ -25,7 +27,14 @@ from suite import Suite, Verdict, Workplace, judge  # noqa: E402
 
 SUITES = {
     module.SUITE.name: module.SUITE
-    for module in (openai_suite, lm_eval_suite, schemathesis_suite, guidellm_suite)
+    for module in (
+        openai_suite,
+        lm_eval_suite,
+        schemathesis_suite,
+        guidellm_suite,
+        langchain_suite,
+        canitoolcall_suite,
+    )
 }
 MOST_SHOWN = 30
 SHOWN_LETTERS = 600
