@@ -7,7 +7,9 @@ written wrongly changes the history that some sequence reads, and so its output.
 from collections.abc import Sequence
 from zlib import crc32
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch
@@ -41,6 +43,12 @@ def expected_output(prompt: Sequence[int], max_tokens: int, stops: frozenset[int
     return tokens[len(prompt) :]
 
 
+def expected_state(prompt: Sequence[int], pooling: str) -> float:
+    """The one number of its embedding, without any engine."""
+    states = [next_token(prompt[: place + 1]) for place in range(len(prompt))]
+    return states[-1] if pooling == "last" else sum(states) / len(states)
+
+
 class SymbolicModel:
     """Writes token ids to slots and reads them back through the page tables."""
 
@@ -65,6 +73,9 @@ class SymbolicModel:
             history = self.slots[pages * self.page_size + where % self.page_size].tolist()
             assert UNWRITTEN not in history, "a sequence reads a slot that nobody wrote"
             hidden[ends[place] - 1] = next_token(history)
+            if batch.side.hidden is not None:
+                for back in range(1, batch.bounds.extend_lens[place]):
+                    hidden[ends[place] - 1 - back] = next_token(history[:-back])
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -79,6 +90,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.vector: NDArray[np.float32] | None = None
         self.endings: list[Finished] = []
 
     def token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> str | None:
@@ -88,6 +100,11 @@ class Recorder:
 
     def prompt_logprobs(self, entries: Sequence[dict[int, Logprob] | None]) -> None:
         self.prompt_entries = list(entries)
+
+    def embedding(self, vector: NDArray[np.float32]) -> None:
+        assert not self.endings, "an embedding after the ending"
+        assert self.vector is None, "two embeddings"
+        self.vector = vector
 
     def finished(self, ending: Finished) -> None:
         self.endings.append(ending)

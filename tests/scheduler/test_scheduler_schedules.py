@@ -4,10 +4,17 @@ import random
 from itertools import product
 
 import pytest
-from symbolic_model import VOCAB, Recorder, expected_output, symbolic_scheduler
+from symbolic_model import (
+    VOCAB,
+    Recorder,
+    expected_output,
+    expected_state,
+    symbolic_scheduler,
+)
 
 from headrace.base.errors import RequestError
 from headrace.request.outcome import Finished
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.scheduler.scheduler import Admission, Scheduler
@@ -35,6 +42,14 @@ def submit(
     )
     scheduler.add(request, max_tokens, stops, [Admission(sink=sink) for sink in sinks])
     return sinks
+
+
+def embed(scheduler: Scheduler, name: str, prompt: list[int], pooling: str) -> Recorder:
+    sink = Recorder()
+    params = PoolingParams(pooling=pooling, normalize=False)
+    request = Request(request_id=name, prompt_token_ids=prompt, pooling=params)
+    scheduler.add(request, 0, frozenset(), [Admission(sink=sink)])
+    return sink
 
 
 def run(scheduler: Scheduler, limit: int = 5000) -> None:
@@ -118,6 +133,58 @@ def test_random_schedule(seed: int) -> None:
     assert_all_pages_free(scheduler)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_random_schedule_with_embeddings(seed: int) -> None:
+    draw = random.Random(1000 + seed)
+    scheduler = symbolic_scheduler(
+        pages=draw.choice([18, 30]),
+        page_size=draw.choice([1, 2, 4]),
+        chunk=draw.choice([1, 5, 16]),
+        max_running=draw.choice([2, 6]),
+        overlap=bool(seed % 2),
+        prefix_cache=draw.random() < 0.7,
+        retract_every=draw.choice([0, 3]),
+    )
+    stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 10))] for _ in range(2)]
+    embedded: list[tuple[str, Recorder, list[int], str]] = []
+    generated: list[tuple[Recorder, list[int], int]] = []
+    aborted: set[str] = set()
+    ongoing = None
+    for turn in range(5000):
+        if turn < 40 and draw.random() < 0.6:
+            prompt = draw.choice(stems) + [draw.randrange(VOCAB) for _ in range(draw.randint(0, 6))]
+            name = f"r{turn}"
+            if draw.random() < 0.6:
+                pooling = draw.choice(["last", "mean"])
+                sink = embed(scheduler, name, prompt, pooling)
+                embedded.append((name, sink, prompt, pooling))
+            elif len(prompt) + 2 <= scheduler.keeper.capacity_tokens:
+                most = min(20, scheduler.keeper.capacity_tokens - len(prompt))
+                generated.append((submit(scheduler, name, prompt, most)[0], prompt, most))
+        if embedded and draw.random() < 0.05:
+            victim = draw.choice(embedded)[0]
+            if scheduler.abort(victim):
+                aborted.add(victim)
+        ongoing = scheduler.loop(ongoing)
+        scheduler.check_integrity()
+        if turn >= 40 and ongoing is None and not scheduler.has_work:
+            break
+    else:
+        raise AssertionError("the scheduler makes no progress")
+    for name, sink, prompt, pooling in embedded:
+        assert not sink.tokens
+        (ending,) = sink.endings
+        if name in aborted:
+            assert (ending.reason, sink.vector) == ("abort", None)
+            continue
+        assert ending == Finished("stop")
+        assert sink.vector is not None
+        assert sink.vector.tolist() == pytest.approx([expected_state(prompt, pooling)])
+    for sink, prompt, most in generated:
+        assert sink.tokens == expected_output(prompt, most, frozenset())
+    assert_all_pages_free(scheduler)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tiny_pool_retracts_and_every_answer_is_whole(overlap: bool) -> None:
     # Field report: the output of a request preempted for memory was incomplete.
@@ -127,6 +194,18 @@ def test_tiny_pool_retracts_and_every_answer_is_whole(overlap: bool) -> None:
     for index, sink in enumerate(sinks):
         assert sink.tokens == expected_output([index, index + 1], 40, frozenset())
     assert scheduler.chooser.retractions > 0
+    assert_all_pages_free(scheduler)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_computed_twice_does_not_stop_the_one_that_goes_on(overlap: bool) -> None:
+    # Both compute it in one step. The cache keeps the pages of the first, the second reads its own.
+    scheduler = symbolic_scheduler(pages=18, page_size=1, overlap=overlap)
+    prompt = list(range(7))
+    sinks = [submit(scheduler, f"r{most}", prompt, most)[0] for most in (1, 12)]
+    run(scheduler)
+    for sink, most in zip(sinks, (1, 12), strict=True):
+        assert sink.tokens == expected_output(prompt, most, frozenset())
     assert_all_pages_free(scheduler)
 
 

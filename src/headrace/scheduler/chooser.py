@@ -102,12 +102,16 @@ class Chooser:
         return True
 
     def _victim(self) -> Sequence | None:
-        """Lowest priority first, then the latest arrival; `None` while a retraction is under way
-        (its pages come back when its steps are processed) or when one sequence is left."""
+        """Lowest priority first, then the latest arrival; `None` while somebody else is about to
+        give pages back, when its steps are processed.
+
+        One that is alone and finds no page reads pages of its own for a prefix that the cache holds
+        too (both computed it in one step). Resuming, it finds all of it in the cache.
+        """
         if any(sequence.state is State.RETRACTING for sequence in self.running):
             return None
         candidates = [item for item in self.running if item.state is State.RUNNING]
-        if len(candidates) < 2:
+        if len(candidates) < 2 <= len(self.running):
             return None
         return max(candidates, key=lambda item: (-item.request.priority, item.arrival))
 
