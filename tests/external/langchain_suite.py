@@ -8,6 +8,8 @@ from scripted_checkpoint import Answer, write_scripted
 from served import serving
 from suite import Case, Suite, Workplace, cases_of_junit
 
+# LangChain keeps its connections for the life of the process.
+ONE_LOOP = "asyncio_default_test_loop_scope = session"
 OTHER_NAME = "another-name"
 JOKE = {"setup": "What do cats drink at a mill?", "punchline": "Whatever is in the headrace."}
 CHINESE = {"customer_name": "你好啊集团", "description": "A technology company"}
@@ -38,6 +40,8 @@ def run(place: Workplace) -> list[Case]:
     model = write_scripted(place.folder / "scripted", answers())
     report = place.folder / "junit.xml"
     report.unlink(missing_ok=True)
+    settings = place.folder / "pytest.ini"  # not those of our own tests
+    settings.write_text(f"[pytest]\nasyncio_mode = auto\n{ONE_LOOP}\n")
     flags = ("--tool-call-parser", "hermes", "--served-model-name", f"scripted,{OTHER_NAME}")
     with serving(model, *flags, log=place.folder / "server.log") as url:
         place.environment.run(
@@ -46,8 +50,7 @@ def run(place: Workplace) -> list[Case]:
                 "-q",
                 "-p",
                 "no:cacheprovider",
-                "--asyncio-mode=auto",
-                f"--rootdir={place.folder}",
+                f"--config-file={settings}",
                 f"--junitxml={report}",
                 str(Path(__file__).with_name("langchain_chat.py")),
             ],

@@ -9,7 +9,12 @@ from suite import Case, Suite, Workplace, cases_of_junit
 from tiny_checkpoint import write_tiny_llama
 
 VERSION = "3.57.0"
-FILES = ("test_completions.py", "chat/test_completions.py", "test_models.py")
+FILES = (
+    "test_completions.py",
+    "chat/test_completions.py",
+    "test_models.py",
+    "test_embeddings.py",
+)
 # The same files also test routes that are not served; see `left_out`.
 SELECTED = "create or (Models and (list or retrieve))"
 

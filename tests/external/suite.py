@@ -111,10 +111,10 @@ def judge(suite: Suite, cases: Iterable[Case], *, fast: bool) -> Verdict:
 
 
 def cases_of_junit(path: Path) -> list[Case]:
-    """The cases of a JUnit report, named Class.test[parameters] or by the test's name alone."""
+    """The cases of a JUnit report, named module.Class.test[parameters], or by their name alone."""
     cases = []
     for element in ElementTree.parse(path).iter("testcase"):
-        owner = element.get("classname", "").rpartition("tests.")[2]
+        owner = element.get("classname", "").rpartition("tests.")[2].lstrip(".")
         name = ".".join(part for part in (owner, element.get("name", "")) if part)
         outcome, detail = Outcome.PASSED, ""
         for child in element:
