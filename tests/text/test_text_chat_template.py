@@ -138,3 +138,38 @@ def test_without_a_template_chat_is_refused_with_the_way_to_give_one():
 def test_named_templates_without_a_default_are_refused():
     with pytest.raises(RequestError, match="no default chat template"):
         tokenizer(None, tool_use="x").apply_chat_template([USER])
+
+
+@pytest.mark.parametrize(
+    ("written", "rendered"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"a": "é"}'),
+        ("{{ c.function | tojson }}", '{"name": "f", "arguments": {"a": "é"}}'),
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", "a=é"),
+        (
+            "{% set a = c.function.arguments %}{% for k, v in a.items() %}{{ k }}{% endfor %}",
+            "a",
+        ),
+        (
+            "{% if c.function.arguments is string %}text{% else %}object{% endif %}",
+            "object",
+        ),
+        ("{{ '<' + c['function']['arguments'] + '>' }}", '<{"a": "é"}>'),
+        ("{% set args = c.function.arguments %}{{ args }}", '{"a": "é"}'),
+    ],
+)
+@pytest.mark.parametrize("arguments", ['{"a": "é"}', {"a": "é"}], ids=["text", "object"])
+def test_arguments_of_tool_calls_as_the_template_takes_them(written, rendered, arguments):
+    template = f"{{% for c in messages[0].tool_calls %}}{written}{{% endfor %}}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert render(template, message) == rendered
+    assert call["function"]["arguments"] == arguments  # the caller's own stays
+
+
+def test_what_a_template_asks_for():
+    several = tokenizer("{% if thinks %}{{ messages }}{% endif %}", other="{{ x }}")
+    assert several.template_variables == {"thinks", "messages", "x"}
+    assert several.template_text == "{% if thinks %}{{ messages }}{% endif %}\n{{ x }}"
+    assert tokenizer("{% if %}").template_variables == set()
+    assert tokenizer(None).template_text is None

@@ -19,6 +19,7 @@ from headrace.serving.openai.chat_messages import (
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.interpreter import OutputInterpreter, PlainText
 from headrace.serving.openai.parsed_output import ParsedOutput
+from headrace.serving.openai.reasoning_count import ReasoningCount
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
 from headrace.serving.openai.structured_fields import as_part
@@ -69,7 +70,7 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         ),
-        interpreter=_interpreter_maker(reading, body),
+        interpreter=_interpreter_maker(reading, body, tokenizer_of(service)),
         top_logprobs=top,
     )
 
@@ -128,7 +129,9 @@ def _params_for(reading: Reading, params: SamplingParams, tokenizer: Tokenizer) 
     return params
 
 
-def _interpreter_maker(reading: Reading, body: ChatRequest) -> Callable[[], OutputInterpreter]:
+def _interpreter_maker(
+    reading: Reading, body: ChatRequest, tokenizer: Tokenizer
+) -> Callable[[], OutputInterpreter]:
     if body.separate_reasoning is False:
         reading = replace(reading, reasoning_parser=None)
     if reading.tool_parser is None and reading.reasoning_parser is None:
@@ -137,6 +140,22 @@ def _interpreter_maker(reading: Reading, body: ChatRequest) -> Callable[[], Outp
         reading.interpreter(),
         shows_reasoning=body.include_reasoning is not False,
         reasoning_at_once=body.stream_reasoning is False,
+        count=_reasoning_count(reading, tokenizer),
+    )
+
+
+def _reasoning_count(reading: Reading, tokenizer: Tokenizer) -> ReasoningCount | None:
+    parser = reading.reasoning_parser
+    if parser is None or parser.anywhere:
+        return None
+    begin, end = (tokenizer.token_id(marker) for marker in parser.pairs[0])
+    if begin is None or end is None:
+        return None
+    return ReasoningCount(
+        begin,
+        end,
+        is_open=bool(parser.end_awaited(reading.prompt)),
+        is_space=lambda token: tokenizer.token_text(token).isspace(),
     )
 
 

@@ -166,6 +166,11 @@ class ChatReply:
 
     def _usage(self) -> Usage:
         generation = self._generation
+        counts = [choice.interpreter.reasoning_tokens for choice in self._choices]
+        known = [count for count in counts if count is not None]
         return usage(
-            generation.prompt_tokens, generation.record.output_tokens, generation.cached_tokens
+            generation.prompt_tokens,
+            generation.record.output_tokens,
+            generation.cached_tokens,
+            sum(known) if len(known) == len(counts) else None,
         )

@@ -36,7 +36,8 @@ class CompletionPlan:
 async def plan_completion(service: Service, body: CompletionRequest, name: str) -> CompletionPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
     check_extra_fields(body, service.unknown_fields)
-    shown, made = body.n or 1, body.best_of or body.n or 1
+    shown = body.n or 1
+    made = shown if body.best_of is None else body.best_of
     _check_best_of(body, shown, made)
     drops_output = body.max_tokens == 0
     if drops_output and not body.echo:

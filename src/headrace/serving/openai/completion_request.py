@@ -61,5 +61,5 @@ class CompletionRequest(SamplingFields):
     prompt: PromptField
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1, le=64)
+    best_of: int | None = Field(None, ge=0, le=64)
     add_special_tokens: bool | None = None

@@ -46,6 +46,11 @@ class OutputInterpreter(Protocol):
         """How the message ended, after the last `read`: `tool_calls` in place of `stop`, say."""
         ...
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; `None` where that is not known, or nobody looks for any."""
+        ...
+
 
 class PlainText:
     """The text is the content."""
@@ -55,6 +60,10 @@ class PlainText:
 
     def finish_reason(self, reason: str) -> str:
         return reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,48 @@
+"""`--no-refuse-unsupported`: what would be refused though the rest of the request can be answered.
+
+Some clients send every field they know, whether they need it or not; OpenAI's own tests do. An
+operator who serves such clients can let those fields have no effect. The log tells each of them
+once.
+"""
+
+from headrace.base.log import get_logger
+from headrace.serving.openai.refused_fields import REFUSED
+from headrace.serving.openai.sampling_fields import SamplingFields
+
+log = get_logger(__name__)
+
+
+def leave_out_unsupported(body: SamplingFields, seen: set[str]) -> None:
+    """Take out of a request what this server cannot honour; the least it can do where a number is
+    below that.
+
+    Args:
+        body: is changed.
+        seen: names that were warned about already; grows, but only by names that are known here.
+    """
+    left_out = [name for name in REFUSED if name in (body.model_extra or {})]
+    for name in left_out:
+        delattr(body, name)
+    if body.stream_options is not None and not body.stream:
+        body.stream_options = None
+        left_out.append("stream_options")
+    if getattr(body, "best_of", None) == 0:
+        setattr(body, "best_of", None)  # noqa: B010, only one of the requests has it
+        left_out.append("best_of")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(body, name, None) == 0 and not getattr(body, "echo", None):
+            setattr(body, name, 1)
+            left_out.append(name)
+    if body.logit_bias:
+        known = {key: bias for key, bias in body.logit_bias.items() if key.isdecimal()}
+        if len(known) < len(body.logit_bias):
+            body.logit_bias = known
+            left_out.append("logit_bias")
+    for name in left_out:
+        if name not in seen:
+            seen.add(name)
+            log.warning(
+                "A request asks for what this server cannot do with %s, which is left out, as "
+                "refuse_unsupported is off",
+                name,
+            )
