@@ -1,12 +1,14 @@
 """The line in the log: when it comes, and that its figures are true. And what a step leaves."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_engine import make_engine
 
 from headrace.engine.engine import Engine
+from headrace.engine.explanation import uncovered_decode
 from headrace.engine.process.controls import Controls
 from headrace.engine.process.pulse import Pulse
 from headrace.request.messages import Control
@@ -79,6 +81,8 @@ def test_steps_and_times_are_told(llama_folder: Path) -> None:
     (why,) = told["reasons"]
     assert {subject for subject, _, _ in why} == {"decode_graph", "prefill_graph", "cpu_graph"}
     assert all(reason for _, reason, _ in why)
+    explained = Controls(engine).reply(Control(2, "explain", {})).result
+    assert explained["steps"]["steps"][-1][0] == 6
     stats = engine.stats()
     assert stats["path_seconds"]["eager"] == pytest.approx(sum(row["seconds"] for row in rows))
     assert sum(entry["steps"] for entry in stats["paths"]) == 6
@@ -86,3 +90,12 @@ def test_steps_and_times_are_told(llama_folder: Path) -> None:
     assert (load.prompt_tokens, load.output_tokens, load.running) == (40, 6, 0)
     assert load.kv_usage == 0.0  # only the prefix cache holds pages
     assert load.pages_cached == load.pages_evictable > 0
+
+
+@pytest.mark.parametrize("sizes", ["off", (1, 2, 16), (1, 2, 8)])
+def test_decode_steps_without_a_graph_are_warned_of(llama_folder: Path, sizes) -> None:
+    plan = make_engine(llama_folder).settled.plan  # up to 16 sequences
+    warning = uncovered_decode(replace(plan, decode_graph=replace(plan.decode_graph, value=sizes)))
+    assert (
+        warning.startswith("Decode steps of more than 8") if sizes == (1, 2, 8) else warning == ""
+    )

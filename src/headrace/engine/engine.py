@@ -13,7 +13,7 @@ from typing import Any
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
-from headrace.engine.explanation import explanation_of, sampling_defaults
+from headrace.engine.explanation import explanation_of, sampling_defaults, uncovered_decode
 from headrace.engine.interrupts import interrupts_held
 from headrace.engine.prompts import (
     Prompt,
@@ -338,6 +338,8 @@ class Engine:
 def _log_start(settled: Settled, worker: TpModelWorker) -> None:
     explanation = explanation_of(settled, worker.runner)
     log.info("Ready on %s", summary(explanation))
+    if warning := uncovered_decode(settled.plan):
+        log.warning("%s", warning)
     for decision in (*settled.plan, sampling_defaults(settled)):
         log.info("%s", decision)
         for refusal in decision.refused:

@@ -44,6 +44,21 @@ def explanation_of(settled: Settled, runner: ModelRunner | None = None) -> Expla
     )
 
 
+def uncovered_decode(plan: Plan) -> str:
+    """What to warn of when decode steps can hold more rows than any decode graph; else empty.
+
+    Only sizes that were asked for can be too small, and which path a large batch took would show
+    in its speed alone (as users of other engines found out with a profiler).
+    """
+    sizes, most = plan.decode_graph.value, plan.max_running_requests.value
+    if isinstance(sizes, str) or max(sizes) >= most:
+        return ""
+    return (
+        f"Decode steps of more than {max(sizes)} sequences run without a graph: decode_graph has "
+        f"no larger size, and {most} sequences may run (max_running_requests)"
+    )
+
+
 def sampling_defaults(settled: Settled) -> Decision[dict[str, Any]]:
     """Options of a request that brings no `SamplingParams`, where they are not our own defaults."""
     given = default_params(settled.checkpoint.generation_config)

@@ -13,6 +13,8 @@ from headrace.runner.report import as_dict
 
 log = get_logger(__name__)
 
+EXPLAINED_STEPS = 32
+
 
 class Controls:
     """Methods listed in `_calls`, each with plain arguments and a plain dict as its result."""
@@ -59,13 +61,16 @@ class Controls:
         return call(**control.arguments)
 
     def _explain(self) -> dict[str, Any]:
-        """The plan with its decisions, as text and as data, and what each path has run."""
+        """The plan with its decisions, as text and as data, what each path has run, and the last
+        steps."""
+        scheduler = self._engine.scheduler
         explanation = explanation_of(self._engine.settled, self._engine.worker.runner)
         return {
             **as_dict(explanation),
             "sampling_defaults": str(explanation.sampling_defaults),
             "text": str(explanation),
             "paths": self._engine.stats()["paths"],
+            "steps": scheduler.history.as_dict(after=scheduler.counts["steps"] - EXPLAINED_STEPS),
         }
 
     def _flush_cache(self) -> dict[str, Any]:

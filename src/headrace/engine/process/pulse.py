@@ -42,14 +42,13 @@ class Pulse:
         """A step was taken, perhaps the last one for now."""
         assert self._began is not None, "before_step comes first"
         now, is_last = self._clock(), not self._engine.has_work
-        told_at = self._told_at if is_last else max(self._told_at, self._began)
-        if now - told_at >= self._seconds:
-            self._tell(self._busy + now - self._began)
-            self._told_at, self._busy = now, 0.0
-            self._began = None if is_last else now
-        elif is_last:
-            self._busy += now - self._began
-            self._began = None
+        busy = self._busy + now - self._began
+        is_due = now - self._told_at >= self._seconds and (is_last or busy >= self._seconds)
+        if is_due:
+            self._tell(busy)
+            self._told_at, busy = now, 0.0
+        if is_due or is_last:
+            self._busy, self._began = busy, None if is_last else now
 
     def _tell(self, seconds: float) -> None:
         before, self._load = self._load, self._engine.load()
