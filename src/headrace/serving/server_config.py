@@ -34,6 +34,11 @@ class ServerConfig:
     check_model_name: bool = option(
         True, "refuse requests that name another model; off: the name is not read", flag()
     )
+    refuse_unsupported: bool = option(
+        True,
+        "refuse fields that cannot be honoured; off: they have no effect, the log warns",
+        flag(),
+    )
     max_body_bytes: int = option(
         16 * 2**20, "largest request body in bytes", whole(1024, MAX_INT32)
     )

@@ -1,0 +1,65 @@
+"""--no-refuse-unsupported: what cannot be honoured has no effect; the rest does."""
+
+from collections.abc import Iterator
+
+import pytest
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+
+from headrace.serving.app import make_app
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def lenient(make_service) -> Iterator[TestClient]:
+    app = make_app(make_service(refuse_unsupported=False))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        (COMPLETIONS, {"suffix": "x"}),
+        (COMPLETIONS, {"best_of": 0}),
+        (COMPLETIONS, {"max_tokens": 0}),
+        (COMPLETIONS, {"logit_bias": {"foo": 0}}),
+        (COMPLETIONS, {"stream_options": {"include_usage": True}}),
+        (CHAT, {"max_completion_tokens": 0}),
+        (CHAT, {"verbosity": "low"}),
+        (CHAT, {"audio": {"format": "wav", "voice": "alloy"}}),
+    ],
+)
+def test_refused_by_default_and_left_out_when_asked(
+    lenient: TestClient, http: TestClient, engine: FakeEngine, caplog, route, field
+) -> None:
+    body = {"messages": MESSAGES} if route == CHAT else {"prompt": "Hel"}
+    assert http.post(route, json=body | field).status_code == 400
+    assert not engine.submits
+    for _ in range(2):
+        answer = lenient.post(route, json=body | field | {"temperature": 0.5})
+        assert answer.status_code == 200, answer.text
+    assert engine.params.temperature == 0.5
+    (name,) = field
+    assert len([each for each in caplog.records if f"with {name}," in each.message]) == 1
+
+
+def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:
+    body = {"prompt": "Hel", "suffix": "x", "logit_bias": {"5": 2, "foo": 1}, "max_tokens": 0}
+    lenient.post(COMPLETIONS, json=body)
+    assert engine.params.logit_bias == {5: 2.0}
+    assert engine.params.max_tokens == 1
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    assert '"usage"' in lenient.post(COMPLETIONS, json={"prompt": "Hel", **options}).text
+
+
+def test_echo_with_no_tokens_shows_the_prompt_alone(lenient: TestClient) -> None:
+    body = {"prompt": "Hel", "max_tokens": 0, "echo": True}
+    assert lenient.post(COMPLETIONS, json=body).json()["choices"][0]["text"] == "Hel"
+
+
+@pytest.mark.parametrize("field", [{"temperature": -1}, {"n": 0}, {"best_of": 1000}])
+def test_values_out_of_range_are_refused_all_the_same(lenient: TestClient, field) -> None:
+    assert lenient.post(COMPLETIONS, json={"prompt": "Hel"} | field).status_code == 400
