@@ -15,8 +15,11 @@ FILES = (
     "test_models.py",
     "test_embeddings.py",
 )
-# The same files also test routes that are not served; see `left_out`.
-SELECTED = "create or (Models and (list or retrieve))"
+# The files also test other routes, and what no server can do; see `left_out`.
+SELECTED = (
+    "(create and not Embeddings) or (Models and (list or retrieve)) or "
+    "(Embeddings and (loose or all_params))"
+)
 
 
 def fetch_tests(place: Workplace) -> Path:
@@ -36,9 +39,9 @@ def fetch_tests(place: Workplace) -> Path:
 
 def run(place: Workplace) -> list[Case]:
     source = fetch_tests(place)
-    model = write_tiny_llama(place.folder / "tiny")
+    model = write_tiny_llama(place.folder / "tiny", reasons=True)
     report = place.folder / "junit.xml"
-    flags = ("--no-check-model-name",)
+    flags = ("--no-check-model-name", "--no-refuse-unsupported")
     with serving(model, *flags, log=place.folder / "server.log") as url:
         place.environment.run(
             [
@@ -69,4 +72,19 @@ SUITE = Suite(
         "inline-snapshot>=0.28",
     ),
     run=run,
+    expected_failures={
+        "api_resources.test_completions.*.test_method_create_with_all_params_overload_1*": (
+            "asks for echo with logprobs, and the client's types have no place for the null that "
+            "stands for the first token's logprob, in OpenAI's replies too"
+        )
+    },
+    left_out={
+        "stored chats (chat list, retrieve, update, delete) and deletion of models": (
+            "routes that are not served"
+        ),
+        "embeddings of strict clients without an encoding_format": (
+            "the client asks for base64 of its own accord, and its strict mode refuses the base64 "
+            "that comes, from any server; with an encoding_format, or not strict, they run"
+        ),
+    },
 )
