@@ -11,7 +11,7 @@ MODEL ?= smollm2
 GPU_PYTHON ?= python3
 GPU_TESTS = $$(grep -rlE 'mark\.gpu' --include='test_*.py' tests)
 
-.PHONY: help demo chat test test-slow lint format gpu-test gpu-bench cpu-bench clean
+.PHONY: help demo conformance chat test test-slow lint format gpu-test gpu-bench cpu-bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,6 +31,13 @@ test: ## all tests but slow and GPU ones, within 6 minutes on 2 cores
 test-slow: ## the slow tests
 	@scripts/setup_venv.sh dev
 	$(PY) -m pytest -q -m 'slow and not gpu'
+
+# Suites to run, by the names that `--help` of the script lists; all by default.
+SUITES ?=
+
+conformance: ## other people's tests against the server: make conformance SUITES='openai lm-eval' FLAGS=--fast
+	@scripts/setup_venv.sh dev
+	$(PY) tests/external/conformance.py $(SUITES) $(FLAGS)
 
 lint: ## style, types, floors
 	@scripts/setup_venv.sh dev
