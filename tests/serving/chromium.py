@@ -65,7 +65,7 @@ class Chromium:
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 
     def value(self, expression: str) -> Any:
         """Of JavaScript, in plain types."""

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from headrace.request.messages import Load
 from headrace.serving.app import make_app
-from headrace.serving.observability.history import LATENCY_SECONDS, SECONDS, History
+from headrace.serving.observability.history import HIT_SECONDS, LATENCY_SECONDS, SECONDS, History
 from headrace.serving.observability.measures import Measures
 
 
@@ -18,29 +18,45 @@ def rows(part: dict) -> list[dict]:
     return [dict(zip(part["fields"], row, strict=True)) for row in part["rows"]]
 
 
-def test_a_sample_tells_what_changed(service, engine) -> None:
-    history = service.history
+@pytest.fixture
+def clock() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def history(clock: list[float]) -> History:
+    return History(Measures(), clock=lambda: clock[0])
+
+
+def test_a_sample_tells_what_changed(engine, history, clock) -> None:
     engine.load = Load(running=2, waiting=1, pages_total=10, pages_free=4, pages_cached=3)
+    clock[0] += 1.0
     history.take(engine)
-    history._then -= 0.5
+    clock[0] += 1.0
     engine.load = Load(
         **(msgspec.structs.asdict(engine.load) | {"prompt_tokens": 100, "cached_tokens": 25}),
     )
     sample = history.take(engine)
-    assert sample.prompt_rate == pytest.approx(200, rel=0.2)
+    assert sample.prompt_rate == 50.0
     assert (sample.running, sample.waiting, sample.output_rate) == (2, 1, 0)
     assert (sample.kv_usage, sample.kv_cached, sample.hit_rate) == (0.6, 0.3, 0.25)
     assert sample.first_token_p50 is None
-    assert history.take(engine).hit_rate is None
+    rates = []
+    for _ in range(HIT_SECONDS):
+        clock[0] += 1.0
+        rates.append(history.take(engine))
+    assert [sample.prompt_rate for sample in rates[:3]] == [100 / 3, 100 / 3, 0.0]
+    assert rates[-2].hit_rate == 0.25
+    assert rates[-1].hit_rate is None
 
 
-def test_an_engine_that_starts_again_counts_from_nothing(engine) -> None:
-    history = History(Measures())
+def test_an_engine_that_starts_again_counts_from_nothing(engine, history, clock) -> None:
     for tokens in (500, 0, 20):  # alive, dead, alive again
         engine.load = Load(prompt_tokens=tokens, output_tokens=tokens)
-        history._then -= 1.0
+        clock[0] += 1.0
         sample = history.take(engine)
-        assert sample.output_rate == pytest.approx(tokens, rel=0.1)
+        assert sample.output_rate == (500, 0, 10)[(500, 0, 20).index(tokens)]
+    clock[0] += 1.0
     assert history.take(None).output_rate == 0
 
 
