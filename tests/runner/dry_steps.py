@@ -24,6 +24,8 @@ COMPILED: list[str] = []
 def compile_nothing(src: Any, **_: Any) -> Any:
     COMPILED.append(src.name)
     return SimpleNamespace(
+        src=src,
+        metadata=None,
         _init_handles=lambda: None,
         launch_metadata=lambda *_: None,
         run=lambda *_: None,

@@ -3,9 +3,9 @@
 Triton compiles a kernel at its first launch: some tenths of a second each, one kernel after another
 and one core at work. Here a function that makes launches is called dry: a launch whose kernel is
 not compiled yet is noted with all that Triton compiles it for (its arguments are the real ones, so
-that their alignment counts) and left out. Then all that were noted are compiled, linked with their
-launchers and loaded, on a pool of threads: Triton's passes run without Python's lock, and assembler
-and C compiler are processes of their own. The next launch of the kind finds its kernel.
+that their alignment counts) and left out. Then all that were noted are compiled, and their
+launchers built, on a pool of threads: Triton's passes run without Python's lock, and assembler and
+C compiler are processes of their own. The next launch of the kind finds its kernel.
 
 The noting is Triton's own `AsyncCompileMode` with a twist: where it would hand out a kernel to wait
 for, there is none, and a launch without a kernel returns.
@@ -127,10 +127,11 @@ class _Noted(triton.AsyncCompileMode):
 
 
 def _compile_all(kernels: dict[str, tuple[Compile, Keep]], device: int, *, progress: bool) -> None:
-    def work(compile_kernel: Compile, keep: Keep) -> None:
+    def work(compile_kernel: Compile) -> Any:
         kernel = compile_kernel()
-        kernel._init_handles()  # its launcher, in Triton 3.6 C code, and the module on the device
-        keep(kernel)
+        # Its launcher is C code in Triton 3.6: built here, and left in Triton's cache.
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        return kernel
 
     if not kernels:
         return
@@ -140,9 +141,16 @@ def _compile_all(kernels: dict[str, tuple[Compile, Keep]], device: int, *, progr
         ) as pool,
         tqdm(total=len(kernels), desc="Compiling kernels", disable=not progress) as bar,
     ):
-        works = [pool.submit(work, *each) for each in kernels.values()]
+        works = [pool.submit(work, compile_kernel) for compile_kernel, _ in kernels.values()]
         for _ in as_completed(works):
             bar.update()
+    # Launchers are extension modules of one name. Python fills the module of that name anew when it
+    # loads a file again, so two threads could take each other's: the ones to keep load one by one.
+    for each, (_, keep) in zip(works, kernels.values(), strict=True):
+        if each.exception() is None:
+            kernel = each.result()
+            kernel._init_handles()
+            keep(kernel)
     for each in works:
         each.result()
 
