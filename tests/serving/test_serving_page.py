@@ -122,6 +122,14 @@ def test_figures_lines_and_steps(page: Chromium, serving: Serving) -> None:
     assert page.complaints == []
 
 
+def test_news_that_come_twice_count_once(page: Chromium, serving: Serving) -> None:
+    serving.second()
+    page.until("status")
+    forget = "samples = []; steps = []; lastSample = lastStep = 0"
+    page.value(f"{forget}; Promise.all([poll(), poll(), poll()]).then(() => 1)")
+    assert page.value("[samples.length, steps.length]") == [1, 2]
+
+
 def test_a_step_tells_its_path_and_why(page: Chromium, serving: Serving) -> None:
     page.until("steps.length === 2")
     page.point("#strip canvas", 0.004)  # two steps, 8 pixels each
