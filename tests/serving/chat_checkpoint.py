@@ -42,11 +42,18 @@ TOKENS = {
 }
 
 
-def write_chat_checkpoint(folder: Path, family: str) -> Path:
-    """A llama with random weights that is told of tools as `family` is."""
+def write_chat_checkpoint(folder: Path, family: str, *, all_special: bool = False) -> Path:
+    """A llama with random weights that is told of tools as `family` is.
+
+    Args:
+        all_special: markers are special tokens whatever the family has.
+    """
     write_checkpoint(folder, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts, special = TOKENS[family]
+    special |= all_special
     added = [AddedToken(text, special=special, normalized=False) for text in texts]
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     assert tokenizer.get_vocab_size() <= 272
