@@ -20,9 +20,10 @@ router = APIRouter(tags=["observability"])
 ENGINE_SECONDS = 0.25
 """How long a scrape waits for figures by path, which the engine tells between two steps."""
 
+_STRING = {"schema": {"type": "string"}}
 _TEXT = {
     "description": "Prometheus text",
-    "content": {"text/plain": {"schema": {"type": "string"}}},
+    "content": {"text/plain": _STRING, "application/openmetrics-text": _STRING},
 }
 
 
