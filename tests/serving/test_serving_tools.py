@@ -347,6 +347,18 @@ def test_calls_of_the_history_reach_the_template(chat, family: str, arguments: A
     assert f"<assistant>{ONE[family]}</s><tool>rain</s><assistant>" in prompt
 
 
+def test_a_message_without_content_has_an_empty_one(chat, tokenizers, monkeypatch) -> None:
+    asked, seen = chat("hermes"), {}
+
+    def template(messages, **options):
+        seen.update(messages=messages)
+        return "x"
+
+    monkeypatch.setattr(tokenizers["hermes"], "apply_chat_template", template)
+    asked.reply(messages=history(OSLO), tools=TOOLS)
+    assert [message["content"] for message in seen["messages"]] == ["Hello", "", "rain"]
+
+
 def test_arguments_of_the_history_must_be_an_object(chat) -> None:
     asked = chat("hermes")
     for arguments in ("{", "3", [1]):

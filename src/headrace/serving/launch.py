@@ -20,6 +20,7 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.serving.app import make_app
+from headrace.serving.parsers.choice import NONE
 from headrace.serving.prompts import load_tokenizer
 from headrace.serving.records import log_record
 from headrace.serving.server_config import ServerConfig
@@ -120,6 +121,10 @@ class Server:
         log.info("%s", info.sampling_defaults)
         for decision in self.service.readers.decisions:
             log.info("%s", decision)
+        tokenizer = self.service.tokenizer
+        reads_calls = self.service.readers.tool_parser.value != NONE
+        if reads_calls and tokenizer is not None and "tools" not in tokenizer.template_variables:
+            log.warning("The chat template does not show tools, so the model never sees them")
         log.info(
             "%s on %s, ready after %.1f s: %s://%s:%d/v1",
             self.service.model_names[0],
