@@ -61,6 +61,10 @@ def test_defaults() -> None:
         (("--disable-cuda-graph",), "prefill_graph", "off"),
         (("--tp-size", "1"), "seed", 0),
         (("--enable-metrics",), "seed", 0),
+        (("--enable-auto-tool-choice",), "tool_call_parser", "auto"),
+        (("--tool-call-parser", "hermes"), "tool_call_parser", "hermes"),
+        (("--reasoning-parser=none",), "reasoning_parser", "none"),
+        (("--stream-tool-arguments",), "stream_tool_arguments", True),
     ],
 )
 def test_flags_and_the_names_of_others(typed, name, value) -> None:

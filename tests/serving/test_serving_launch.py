@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from fake_engine import FakeEngine
 
-from headrace.base.errors import CheckpointError, ConfigError
+from headrace.base.errors import CheckpointError, ConfigError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.serving import launch
 from headrace.serving.address import bind
@@ -223,3 +223,19 @@ def test_a_certificate_that_is_none(run, tmp_path) -> None:
     (tmp_path / "b").write_text("x")
     with pytest.raises(ConfigError, match="certificate"):
         run(None, **missing)
+
+
+def test_a_parser_that_is_none_is_told_before_the_model_loads(run) -> None:
+    with pytest.raises(UnsupportedError, match=r"'nosuch'\. Known: hermes"):
+        run(None, tool_call_parser="nosuch")
+
+
+def test_parsers_are_told_at_the_start(run, caplog) -> None:
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        interrupt()
+
+    caplog.set_level("INFO", logger="headrace")
+    assert run(visit, tool_call_parser="hermes") == 0
+    assert "tool_call_parser = hermes [asked]" in caplog.text
+    assert "does not show tools" in caplog.text
