@@ -38,14 +38,17 @@ def attend(
     return out, lse
 
 
-def spy(
-    kernel: Callable[..., torch.Tensor], lengths: int, calls: list[tuple[int, int]]
-) -> Callable[..., torch.Tensor]:
-    """The kernel, which notes the place of its lengths and how many rows it was given."""
+def spy(make: Callable[..., Any], lengths: int, calls: list[tuple[int, int]]) -> Callable[..., Any]:
+    """The kernel of a layer, noting the place of its lengths and the number of its rows."""
 
-    def spied(*tensors: torch.Tensor, **named: Any) -> torch.Tensor:
-        calls.append((lengths, tensors[lengths].shape[0]))
-        return kernel(*tensors, **named)
+    def spied(*arguments: Any, **habits: Any) -> Callable[..., None]:
+        kernel = make(*arguments, **habits)
+
+        def call(*tensors: torch.Tensor, **named: Any) -> None:
+            calls.append((lengths, tensors[lengths].shape[0]))
+            kernel(*tensors, **named)
+
+        return call
 
     return spied
 
@@ -78,13 +81,13 @@ def test_the_kernels_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = scene.backend(TritonBackend)
     assert isinstance(backend, TritonBackend)
     calls: list[tuple[int, int]] = []
-    backend._decode = spy(backend._decode, 4, calls)
-    backend._extend = spy(backend._extend, 5, calls)
+    backend._decode = spy(backend._decode, 2, calls)
+    backend._extend = spy(backend._extend, 3, calls)
     live = scene.live
     results = []
     for mode in (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.MIXED):
         results.append([part[live] for part in attend(scene, backend, mode)])
-    assert calls == [(5, 5), (4, 3), (5, 2), (4, 3), (5, 2)]
+    assert calls == [(3, 5), (2, 3), (3, 2), (2, 3), (3, 2)]
     extended, mixed, again = results
     for one, other in zip(extended, mixed, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
@@ -105,6 +108,6 @@ def test_decode_steps_send_every_row_to_the_decode_kernel() -> None:
     backend = scene.backend(TritonBackend)
     assert isinstance(backend, TritonBackend)
     calls: list[tuple[int, int]] = []
-    backend._decode = spy(backend._decode, 4, calls)
+    backend._decode = spy(backend._decode, 2, calls)
     attend(scene, backend, ForwardMode.DECODE)
-    assert calls == [(4, 2)]
+    assert calls == [(2, 2)]

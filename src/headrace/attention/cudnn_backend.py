@@ -93,7 +93,7 @@ class CudnnBackend(TritonBackend):
             out = q.new_empty(*q.shape[:2], layer.v_head_dim)
             out[self._covered :] = 0
         out[run.tokens] = result
-        self._attend_in_front(q, layer, batch, out=out, lse=None)
+        self._attend_in_front(q, layer, out=out, lse=None)
         return out
 
     def _keys(

@@ -6,6 +6,8 @@ occupy a whole tile of queries in the other.
 Importing this file needs no Triton; the kernels are imported when a backend is made.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -69,13 +71,16 @@ class TritonBackend(AttentionBackend):
                 remedy=missing.remedy,
             )
         kernels = "headrace.kernels"
-        self._decode: Any = import_module(f"{kernels}.decode_attention_triton").paged_decode
-        self._extend: Any = import_module(f"{kernels}.extend_attention_triton").paged_extend
+        self._decode: Any = import_module(f"{kernels}.decode_attention_triton").LayerDecode
+        self._extend: Any = import_module(f"{kernels}.extend_attention_triton").LayerExtend
+        self._layers: dict[tuple[Any, ...], _LayerKernels] = {}
         self._pdl = has_dependent_launch(self.device)
         self._tables_ready = False
         self._splits: int | None = None  # of a graph, whose rows are cut by their own lengths
         self._share: Tensor | None = None
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
+        self._front: tuple[Tensor, ...] = ()  # their page table and lengths
+        self._behind: tuple[Tensor, ...] = ()  # of the others: page table, start, extend, prefix
         self._max_seq_len = self._max_extend = 0
         self._covered = 0  # leading tokens of a step that belong to rows
         self._scratch: DecodeScratch | None = None  # of this step
@@ -95,6 +100,7 @@ class TritonBackend(AttentionBackend):
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         rows = _decode_rows(batch)
         self._decode_rows, self._tables_ready = rows, False
+        self._front, self._behind = _parts(batch, self.group.name, rows)
         self._splits = self._share = None
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
@@ -111,6 +117,7 @@ class TritonBackend(AttentionBackend):
         without dependent launch: the tables are complete before any layer starts.
         """
         self._max_seq_len, self._tables_ready = self.max_model_len, True
+        self._front, self._behind = _parts(batch, self.group.name, batch.num_sequences)
         kv_heads = self.attention.num_kv_heads
         self._splits = most_runs(batch=batch.num_sequences, kv_heads=kv_heads)
         self._share = None
@@ -156,94 +163,97 @@ class TritonBackend(AttentionBackend):
     ) -> Tensor:
         """As `AttentionBackend.forward`; padding past the last row is left as it is in `out`."""
         if batch.extend_start is None:
-            return self._attend_one_each(q, layer, batch, out=out, lse=lse)
+            if out is None:
+                out = q.new_empty(*q.shape[:2], layer.v_head_dim)
+            self._attend_one_each(q, layer, out=out, lse=lse)
+            return out
         if out is None:
             out = q.new_empty(*q.shape[:2], layer.v_head_dim)
             out[self._covered :] = 0
-        self._attend_in_front(q, layer, batch, out=out, lse=lse)
-        self._attend_many_each(q, layer, batch, out=out, lse=lse)
+        self._attend_in_front(q, layer, out=out, lse=lse)
+        self._attend_many_each(q, layer, out=out, lse=lse)
         return out
 
     def _attend_in_front(
-        self,
-        q: Tensor,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        *,
-        out: Tensor,
-        lse: Tensor | None,
+        self, q: Tensor, layer: AttentionLayer, *, out: Tensor, lse: Tensor | None
     ) -> None:
         """The leading rows of a mixed step that have one new token each."""
         rows = self._decode_rows
         if rows > 0:
             lse = None if lse is None else lse[:rows]
-            self._attend_one_each(q[:rows], layer, batch, out=out[:rows], lse=lse)
+            self._attend_one_each(q[:rows], layer, out=out[:rows], lse=lse)
 
     def _attend_one_each(
-        self,
-        q: Tensor,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        *,
-        out: Tensor | None,
-        lse: Tensor | None,
-    ) -> Tensor:
-        """The decode kernel over as many leading rows as `q` [B, N, D] has."""
-        rows = q.shape[0]
-        result: Tensor = self._decode(
+        self, q: Tensor, layer: AttentionLayer, *, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """The decode kernel over the rows in front."""
+        self._kernels(q, layer).decode(
             q,
-            *layer.pool.key_value(layer.pool_layer),
-            batch.kv[self.group.name].page_table[:rows],
-            batch.seq_lens[:rows],
-            **_habits(layer),
+            *self._front,
             max_seq_len=self._max_seq_len,
             scratch=self._scratch,
             splits=self._splits,
             share=self._share,
-            pdl=self._pdl,
             tables_ready=self._tables_ready,
             out=out,
             lse=lse,
         )
-        return result
 
     def _attend_many_each(
-        self,
-        q: Tensor,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        *,
-        out: Tensor,
-        lse: Tensor | None,
+        self, q: Tensor, layer: AttentionLayer, *, out: Tensor, lse: Tensor | None
     ) -> None:
         """The extend kernel over the rows behind those in front; every token of them is written."""
-        assert batch.extend_start is not None
-        assert batch.extend_lens is not None
-        assert batch.prefix_lens is not None
-        rows = self._decode_rows
-        self._extend(
+        self._kernels(q, layer).extend(
             q,
-            *layer.pool.key_value(layer.pool_layer),
-            batch.kv[self.group.name].page_table[rows:],
-            batch.extend_start[rows:],
-            batch.extend_lens[rows:],
-            batch.prefix_lens[rows:],
-            **_habits(layer),
+            *self._behind,
             max_extend=self._max_extend,
             out=out,
             lse=lse,
             covered=self._covered,
-            pdl=self._pdl,
         )
 
+    def _kernels(self, q: Tensor, layer: AttentionLayer) -> "_LayerKernels":
+        """Those of the layer's pool and habits, made at its first call."""
+        keys, values = layer.pool.key_value(layer.pool_layer)
+        sinks = layer.sinks
+        known = (id(keys), layer.scale, layer.window, layer.soft_cap, id(sinks))
+        kernels = self._layers.get(known)
+        if kernels is None:
+            habits = {
+                "scale": layer.scale,
+                "window": layer.window,
+                "soft_cap": layer.soft_cap,
+                "sinks": sinks,
+            }
+            kernels = self._layers[known] = _LayerKernels(
+                decode=self._decode(q, keys, values, **habits, pdl=self._pdl),
+                extend=self._extend(q, keys, values, **habits, pdl=self._pdl),
+                tensors=(keys, sinks),
+            )
+        return kernels
 
-def _habits(layer: AttentionLayer) -> dict[str, Any]:
-    return {
-        "scale": layer.scale,
-        "window": layer.window,
-        "soft_cap": layer.soft_cap,
-        "sinks": layer.sinks,
-    }
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerKernels:
+    """Kernels that know a layer's pool and habits; `tensors` keeps the ids that they go by."""
+
+    decode: Callable[..., None]
+    extend: Callable[..., None]
+    tensors: tuple[Tensor, Tensor | None]
+
+
+def _parts(
+    batch: ForwardBatch, group: str, rows: int
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What the kernels read of the first `rows` rows, and of those behind."""
+    table = batch.kv[group].page_table
+    front = (table[:rows], batch.seq_lens[:rows])
+    if batch.extend_start is None:
+        return front, ()
+    assert batch.extend_lens is not None
+    assert batch.prefix_lens is not None
+    behind = (table, batch.extend_start, batch.extend_lens, batch.prefix_lens)
+    return front, tuple(each[rows:] for each in behind)
 
 
 def _decode_rows(batch: ForwardBatch) -> int:

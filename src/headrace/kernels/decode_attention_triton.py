@@ -18,6 +18,7 @@ L2 is where all writes go, so it does not matter which slots are still being wri
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +29,7 @@ from headrace.kernels.attention_math_triton import (
     base2_logits,
     base2_lse,
     block_keys,
-    check_arguments,
+    check_layer,
     divide,
     load_rows,
     locate,
@@ -37,6 +38,7 @@ from headrace.kernels.attention_math_triton import (
 )
 from headrace.kernels.decode_splits import DecodeScratch, decode_splits, multiprocessors
 from headrace.kernels.fused_math_triton import begin, launch_options, prefetch, wait
+from headrace.kernels.kept_launches_triton import KeptLaunches, aligned
 
 COMBINE_BLOCK = 16  # splits that the combine kernel reads at once
 COMBINE_WARPS = 4
@@ -113,90 +115,196 @@ def paged_decode(
         UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
             before Hopper.
     """
-    batch, heads, dim = q.shape
-    page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
-    if out is None:
-        out = q.new_empty(batch, heads, value_dim)
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
-    if batch == 0:
-        return out
-    if splits is None:
-        splits = decode_splits(
-            batch=batch,
-            kv_heads=kv_heads,
-            max_seq_len=max_seq_len or page_table.shape[1] * page,
-            multiprocessors=multiprocessors(q.device),
-            window=window,
-        )
-    if tile is None:
-        sms = multiprocessors(q.device)
-        tile = decode_tile(batch=batch, kv_heads=kv_heads, multiprocessors=sms)
-    if splits > 1 and scratch is None:
-        scratch = DecodeScratch.allocate(
-            batch=batch, heads=heads, splits=splits, value_dim=value_dim, device=q.device
-        )
-    parts = None
-    if splits > 1:
-        assert scratch is not None
-        assert scratch.holds(batch=batch, heads=heads, splits=splits, value_dim=value_dim)
-        parts = scratch
-    row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
-    _decode_kernel[(kv_heads, batch, splits)](
+    layer = LayerDecode(
         q,
         k_cache,
         v_cache,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        pdl=pdl,
+    )
+    if out is None:
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+    layer(
+        q,
         page_table,
         seq_lens,
-        sinks,
-        out,
-        lse,
-        None if parts is None else parts.values,
-        None if parts is None else parts.lse,
-        None if parts is None else share,
-        scale,
-        soft_cap,
-        window,
-        page_table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        GROUP=heads // kv_heads,
-        GROUP_PAD=padded(heads // kv_heads),
-        DIM=dim,
-        DIM_PAD=padded(dim),
-        VALUE_DIM=value_dim,
-        VALUE_PAD=padded(value_dim),
-        PAGE=page,
-        BLOCK=block_keys(row_bytes, tile.block_bytes),
-        K_STRIDES=k_cache.stride()[:3],
-        V_STRIDES=v_cache.stride()[:3],
-        EARLY=tile.early if pdl and tables_ready else 0,
-        TABLES_READY=tables_ready,
-        PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **launch_options(pdl),
+        out=out,
+        lse=lse,
+        max_seq_len=max_seq_len,
+        splits=splits,
+        scratch=scratch,
+        share=share,
+        tile=tile,
+        tables_ready=tables_ready,
     )
-    if parts is not None:
-        _combine_kernel[(batch, heads)](
-            parts.values,
-            parts.lse,
+    return out
+
+
+class LayerDecode:
+    """`paged_decode` of one layer, step after step: what its steps share is worked out once.
+
+    Args:
+        q: some queries of the layer; those of a step have their dtype, number of heads and size.
+        k_cache, v_cache: the layer's keys and values. The rest: as for `paged_decode`.
+
+    Raises:
+        UnsupportedError: as `paged_decode`.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        pdl: bool = False,
+    ) -> None:
+        check_layer(q, k_cache, v_cache, pdl=pdl)
+        self._heads, self._dim = q.shape[1:]
+        self._caches, self._kv_heads, self._value_dim = (
+            (k_cache, v_cache),
+            k_cache.shape[2],
+            v_cache.shape[3],
+        )
+        self._row_bytes = (padded(self._dim) + padded(self._value_dim)) * q.element_size()
+        self._scale, self._window, self._soft_cap, self._sinks = scale, window, soft_cap, sinks
+        self._pdl, self._multiprocessors = pdl, multiprocessors(q.device)
+        self._launches: dict[tuple[DecodeTile, bool], tuple[KeptLaunches, KeptLaunches]] = {}
+
+    def __call__(
+        self,
+        q: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        *,
+        out: Tensor,
+        lse: Tensor | None = None,
+        max_seq_len: int | None = None,
+        splits: int | None = None,
+        scratch: DecodeScratch | None = None,
+        share: Tensor | None = None,
+        tile: DecodeTile | None = None,
+        tables_ready: bool = False,
+    ) -> None:
+        """Arguments: as of `paged_decode`; `out` is written."""
+        batch, strides = q.shape[0], q.stride()
+        assert strides[2] == 1
+        assert out.is_contiguous()
+        assert lse is None or lse.is_contiguous()
+        if batch == 0:
+            return
+        if splits is None:
+            splits = self._splits(batch, max_seq_len or page_table.shape[1] * self._page)
+        if tile is None:
+            tile = decode_tile(
+                batch=batch, kv_heads=self._kv_heads, multiprocessors=self._multiprocessors
+            )
+        if splits > 1:
+            scratch = self._scratch(scratch, batch, splits, q.device)
+        else:
+            scratch = share = None
+        parts = (None, None) if scratch is None else (scratch.values, scratch.lse)
+        key = (strides, out.dtype, aligned(q, out, lse, *parts, share))
+        launches = self._launches.get((tile, tables_ready))
+        if launches is None:
+            launches = self._launches[tile, tables_ready] = self._make_launches(tile, tables_ready)
+        decode, combine = launches
+        decode(
+            key,
+            (self._kv_heads, batch, splits),
+            q,
+            *self._caches,
+            page_table,
             seq_lens,
-            share,
-            sinks,
+            self._sinks,
             out,
             lse,
-            splits,
-            window,
-            KEYS=block_keys(row_bytes, tile.block_bytes),
-            BLOCK=COMBINE_BLOCK,
-            VALUE_DIM=value_dim,
-            VALUE_PAD=padded(value_dim),
-            TABLES_READY=tables_ready,
-            PDL=pdl,
-            num_warps=COMBINE_WARPS,
-            **launch_options(pdl),
+            *parts,
+            share,
+            self._scale,
+            self._soft_cap,
+            self._window,
+            page_table.stride(0),
+            *strides[:2],
         )
-    return out
+        if scratch is not None:
+            combine(
+                key,
+                (batch, self._heads, 1),
+                *parts,
+                seq_lens,
+                share,
+                self._sinks,
+                out,
+                lse,
+                splits,
+                self._window,
+            )
+
+    @property
+    def _page(self) -> int:
+        return self._caches[0].shape[1]
+
+    def _splits(self, batch: int, max_seq_len: int) -> int:
+        return decode_splits(
+            batch=batch,
+            kv_heads=self._kv_heads,
+            max_seq_len=max_seq_len,
+            multiprocessors=self._multiprocessors,
+            window=self._window,
+        )
+
+    def _scratch(
+        self, given: DecodeScratch | None, batch: int, splits: int, device: torch.device
+    ) -> DecodeScratch:
+        sizes = {"batch": batch, "heads": self._heads, "splits": splits}
+        if given is None:
+            return DecodeScratch.allocate(**sizes, value_dim=self._value_dim, device=device)
+        assert given.holds(**sizes, value_dim=self._value_dim)
+        return given
+
+    def _make_launches(
+        self, tile: DecodeTile, tables_ready: bool
+    ) -> tuple[KeptLaunches, KeptLaunches]:
+        """Those of the kernel itself and of the one that combines splits."""
+        group = self._heads // self._kv_heads
+        block = block_keys(self._row_bytes, tile.block_bytes)
+        values = {"VALUE_DIM": self._value_dim, "VALUE_PAD": padded(self._value_dim)}
+        constants = {
+            "GROUP": group,
+            "GROUP_PAD": padded(group),
+            "DIM": self._dim,
+            "DIM_PAD": padded(self._dim),
+            **values,
+            "PAGE": self._page,
+            "BLOCK": block,
+            "K_STRIDES": self._caches[0].stride()[:3],
+            "V_STRIDES": self._caches[1].stride()[:3],
+            "EARLY": tile.early if self._pdl and tables_ready else 0,
+        }
+        promises = {"TABLES_READY": tables_ready, "PDL": self._pdl}
+        options = launch_options(self._pdl)
+        decode = KeptLaunches(
+            _decode_kernel,
+            constants | promises,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **options,
+        )
+        combine = KeptLaunches(
+            _combine_kernel,
+            {"KEYS": block, "BLOCK": COMBINE_BLOCK, **values, **promises},
+            num_warps=COMBINE_WARPS,
+            **options,
+        )
+        return decode, combine
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from headrace.kernels.attention_math_triton import (
     add_sink,
     base2_lse,
     block_keys,
-    check_arguments,
+    check_layer,
     divide,
     dot,
     load_rows,
@@ -31,6 +31,7 @@ from headrace.kernels.attention_math_triton import (
     padded,
 )
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
+from headrace.kernels.kept_launches_triton import KeptLaunches, aligned
 from headrace.kernels.whole_blocks_triton import load_block, slots_of, takes_blocks
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory of a block
@@ -124,64 +125,136 @@ def paged_extend(
         UnsupportedError: device, dtype, head size or page size the kernel does not take, or `pdl`
             before Hopper.
     """
-    tokens, heads, dim = q.shape
-    page, kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
-    if out is None:
-        out = q.new_empty(tokens, heads, value_dim)
-        out[covered or 0 :] = 0
-    check_arguments(q, k_cache, v_cache, [out, *([] if lse is None else [lse])], pdl=pdl)
-    batch = extend_lens.shape[0]
-    if batch == 0 or max_extend == 0 or tokens == 0:
-        return out
-    group = heads // kv_heads
-    element = q.element_size()
-    row_bytes = (padded(dim) + padded(value_dim)) * element
-    if tile is None:
-        memory = shared_memory(q.device)
-        tile = extend_tile(
-            row_bytes=row_bytes,
-            element=element,
-            shared_memory=memory,
-            by_block=all(takes_blocks(x, WHOLE_BLOCK) for x in (k_cache, v_cache)),
-        )
-    rows, block = max(padded(group), tile.rows), block_keys(row_bytes, tile.block_bytes)
-    descriptors = tile.by_block and takes_blocks(k_cache, block) and takes_blocks(v_cache, block)
-    _extend_kernel[(triton.cdiv(max_extend, rows // group), kv_heads, batch)](
+    layer = LayerExtend(
         q,
         k_cache,
         v_cache,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        tile=tile,
+        pdl=pdl,
+    )
+    if out is None:
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+        out[covered or 0 :] = 0
+    layer(
+        q,
         page_table,
         extend_start,
         extend_lens,
         prefix_lens,
-        sinks,
-        out,
-        lse,
-        covered,
-        slots_of(k_cache, block) if descriptors else None,
-        slots_of(v_cache, block) if descriptors else None,
-        scale,
-        soft_cap,
-        window,
-        page_table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        GROUP=group,
-        ROWS=rows,
-        DIM=dim,
-        DIM_PAD=padded(dim),
-        VALUE_DIM=value_dim,
-        VALUE_PAD=padded(value_dim),
-        PAGE=page,
-        BLOCK=block,
-        K_STRIDES=k_cache.stride()[:3],
-        V_STRIDES=v_cache.stride()[:3],
-        STAGES=tile.stages,
-        PDL=pdl,
-        num_warps=tile.warps,
-        **launch_options(pdl),
+        max_extend=max_extend,
+        out=out,
+        lse=lse,
+        covered=covered,
     )
     return out
+
+
+class LayerExtend:
+    """`paged_extend` of one layer, step after step: what its steps share is worked out once.
+
+    Args:
+        q: some queries of the layer; those of a step have their dtype, number of heads and size.
+        k_cache, v_cache: the layer's keys and values. The rest: as for `paged_extend`.
+
+    Raises:
+        UnsupportedError: as `paged_extend`.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        tile: ExtendTile | None = None,
+        pdl: bool = False,
+    ) -> None:
+        check_layer(q, k_cache, v_cache, pdl=pdl)
+        heads, dim = q.shape[1:]
+        page, self._kv_heads, value_dim = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
+        group = heads // self._kv_heads
+        row_bytes = (padded(dim) + padded(value_dim)) * q.element_size()
+        if tile is None:
+            tile = extend_tile(
+                row_bytes=row_bytes,
+                element=q.element_size(),
+                shared_memory=shared_memory(q.device),
+                by_block=all(takes_blocks(x, WHOLE_BLOCK) for x in (k_cache, v_cache)),
+            )
+        rows, block = max(padded(group), tile.rows), block_keys(row_bytes, tile.block_bytes)
+        by_block = tile.by_block and all(takes_blocks(x, block) for x in (k_cache, v_cache))
+        self._queries = rows // group
+        self._caches, self._sinks = (k_cache, v_cache), sinks
+        self._habits = (
+            slots_of(k_cache, block) if by_block else None,
+            slots_of(v_cache, block) if by_block else None,
+            scale,
+            soft_cap,
+            window,
+        )
+        constants = {
+            "GROUP": group,
+            "ROWS": rows,
+            "DIM": dim,
+            "DIM_PAD": padded(dim),
+            "VALUE_DIM": value_dim,
+            "VALUE_PAD": padded(value_dim),
+            "PAGE": page,
+            "BLOCK": block,
+            "K_STRIDES": k_cache.stride()[:3],
+            "V_STRIDES": v_cache.stride()[:3],
+            "STAGES": tile.stages,
+            "PDL": pdl,
+        }
+        self._launch = KeptLaunches(
+            _extend_kernel, constants, num_warps=tile.warps, **launch_options(pdl)
+        )
+
+    def __call__(
+        self,
+        q: Tensor,
+        page_table: Tensor,
+        extend_start: Tensor,
+        extend_lens: Tensor,
+        prefix_lens: Tensor,
+        *,
+        max_extend: int,
+        out: Tensor,
+        lse: Tensor | None = None,
+        covered: int | None = None,
+    ) -> None:
+        """Arguments: as of `paged_extend`; `out` is written."""
+        batch, strides = extend_lens.shape[0], q.stride()
+        assert strides[2] == 1
+        assert out.is_contiguous()
+        assert lse is None or lse.is_contiguous()
+        if batch == 0 or max_extend == 0 or q.shape[0] == 0:
+            return
+        self._launch(
+            (strides, out.dtype, covered is None, aligned(q, out, lse)),
+            (triton.cdiv(max_extend, self._queries), self._kv_heads, batch),
+            q,
+            *self._caches,
+            page_table,
+            extend_start,
+            extend_lens,
+            prefix_lens,
+            self._sinks,
+            out,
+            lse,
+            covered,
+            *self._habits,
+            page_table.stride(0),
+            *strides[:2],
+        )
 
 
 @triton.jit
