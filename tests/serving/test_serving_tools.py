@@ -524,3 +524,55 @@ def test_the_stream_adds_up_to_the_whole(
         reasons = [chunk["finish_reason"] for chunk in own if chunk["finish_reason"]]
         assert reasons == [choice["finish_reason"]]
         assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+# ---- any request
+
+
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 2**70)
+    | st.sampled_from(["", "a", "\ud800", "none"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "function", "name", "parameters", "schema", "json_schema", "format",
+                 "arguments", "structures", "begin", "properties", "json", "choice", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)  # fmt: skip
+FIELDS = (
+    "tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs",
+    "json_schema", "structural_tag", "guided_choice", "reasoning_effort", "separate_reasoning",
+    "chat_template_kwargs",
+)  # fmt: skip
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    body=st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3),
+    kind=st.sampled_from(["text", "json_object", "json_schema", "structural_tag", "function"]),
+    calls=ODD,
+    continues=st.booleans(),
+)
+def test_no_request_is_a_fault_of_the_server(chat, body, kind, calls, continues) -> None:
+    for name in ("response_format", "tool_choice"):
+        if isinstance(body.get(name), dict):
+            body[name]["type"] = kind
+    message = {"role": "assistant", "content": "<think>", "tool_calls": calls, "reasoning": calls}
+    sent = {"messages": [*HELLO, message], "continue_final_message": continues, **body}
+    answer = chat("hermes").http.post(
+        ROUTE, content=json.dumps(sent), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert len(answer.json()["error"]["message"]) <= 1000
