@@ -7,7 +7,6 @@ is at HEADRACE_URL.
 import os
 from typing import Any
 
-import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -55,18 +54,3 @@ class TestHeadrace(ChatModelIntegrationTests):
     @property
     def supported_usage_metadata_details(self) -> dict[str, list[str]]:
         return {"invoke": [], "stream": []}
-
-    @pytest.mark.parametrize("structured_by", ["json_schema", "function_calling"])
-    def test_structured_output_methods(self, model: BaseChatModel, structured_by: str) -> None:
-        """Both ways LangChain has of asking for a schema; the suite takes the default one."""
-        schema = {
-            "title": "Joke",
-            "description": "A joke.",
-            "type": "object",
-            "properties": {"setup": {"type": "string"}, "punchline": {"type": "string"}},
-            "required": ["setup", "punchline"],
-        }
-        asked: Any = model
-        chat = asked.with_structured_output(schema, method=structured_by)
-        reply = chat.invoke("Tell me a joke about cats.")
-        assert set(reply) == {"setup", "punchline"}
