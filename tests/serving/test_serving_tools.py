@@ -432,6 +432,8 @@ def test_effort_as_the_template_takes_it(chat) -> None:
         assert prompt.endswith("<assistant>" if thinks else "</think>\n\n")
     told = chat("mistral").refused(reasoning_effort="low")["message"]
     assert "knows neither it nor enable_thinking" in told
+    chat("mistral", refuse_unsupported=False).reply(reasoning_effort="low")
+    assert chat("hermes", refuse_unsupported=False).refused(reasoning_effort="x")["param"]
 
 
 def test_a_message_that_is_continued_in_its_reasoning(chat) -> None:

@@ -8,6 +8,7 @@ from headrace.serving.openai.chat_request import ChatRequest, Message
 
 # Names that a template is given by the server.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_OF_THINKING = ("reasoning_effort", "enable_thinking")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -48,6 +49,11 @@ def template_variables(body: ChatRequest, known: frozenset[str]) -> dict[str, An
         "enable_thinking",
         "reasoning_effort",
     )
+
+
+def knows_effort(known: frozenset[str]) -> bool:
+    """Whether a template that asks for these names can be told of an effort."""
+    return not known.isdisjoint(_OF_THINKING)
 
 
 def final_text(body: ChatRequest) -> str:

@@ -6,19 +6,23 @@ once.
 """
 
 from headrace.base.log import get_logger
+from headrace.serving.openai.chat_messages import knows_effort
 from headrace.serving.openai.refused_fields import REFUSED
 from headrace.serving.openai.sampling_fields import SamplingFields
 
 log = get_logger(__name__)
 
 
-def leave_out_unsupported(body: SamplingFields, seen: set[str]) -> None:
+def leave_out_unsupported(
+    body: SamplingFields, seen: set[str], template_variables: frozenset[str] = frozenset()
+) -> None:
     """Take out of a request what this server cannot honour; the least it can do where a number is
     below that.
 
     Args:
         body: is changed.
         seen: names that were warned about already; grows, but only by names that are known here.
+        template_variables: names that the chat template asks for.
     """
     left_out = [name for name in REFUSED if name in (body.model_extra or {})]
     for name in left_out:
@@ -33,6 +37,9 @@ def leave_out_unsupported(body: SamplingFields, seen: set[str]) -> None:
         if getattr(body, name, None) == 0 and not getattr(body, "echo", None):
             setattr(body, name, 1)
             left_out.append(name)
+    if getattr(body, "reasoning_effort", None) is not None and not knows_effort(template_variables):
+        setattr(body, "reasoning_effort", None)  # noqa: B010, likewise
+        left_out.append("reasoning_effort")
     if body.logit_bias:
         known = {key: bias for key, bias in body.logit_bias.items() if key.isdecimal()}
         if len(known) < len(body.logit_bias):

@@ -14,6 +14,7 @@ from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.replies import ChatCompletion
 from headrace.serving.openapi import replies
+from headrace.serving.prompts import tokenizer_of
 from headrace.serving.service import Service, service_of
 
 router = APIRouter(tags=["OpenAI"])
@@ -29,7 +30,8 @@ async def create_chat_completion(
     service.ready_engine()
     name = body.rid or body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
     if not service.config.refuse_unsupported:
-        leave_out_unsupported(body, service.unknown_fields)
+        known = tokenizer_of(service).template_variables
+        leave_out_unsupported(body, service.unknown_fields, known)
     plan = await plan_chat(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
