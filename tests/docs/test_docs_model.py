@@ -37,7 +37,7 @@ def test_the_family_reads_a_config() -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|md))?)`", page.read_text())
-    if page.stem != "performance":
+    if page.stem.startswith(("add", "life")):  # pages for those who read the code
         assert named
     for name in named:
         assert any((base / name).exists() for base in (PACKAGE, ROOT)), name
