@@ -11,7 +11,11 @@ from compile_for_gpu import Recorder
 from sampling_columns import Row, columns_of
 
 from headrace.kernels import batch_preparation_triton, sampling_triton
-from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
+from headrace.kernels.batch_preparation_triton import (
+    advance_decode,
+    advance_lengths,
+    prepare_decode,
+)
 from headrace.kernels.sampling_triton import SamplingScratch, sample_tokens
 
 VOCABULARY = 151936
@@ -42,7 +46,7 @@ class EveryVariant(Recorder):
 def main(capability: int, pdl: bool) -> None:
     for module, names in (
         (sampling_triton, ("_score_kernel", "narrow_kernel")),
-        (batch_preparation_triton, ("_prepare_kernel", "_advance_kernel")),
+        (batch_preparation_triton, ("_prepare_kernel", "_advance_kernel", "_lengths_kernel")),
     ):
         for name in names:
             setattr(module, name, EveryVariant(getattr(module, name), capability))
@@ -71,6 +75,7 @@ def main(capability: int, pdl: bool) -> None:
     )
     counted = {"penalised": finite, "token_counts": columns.token_counts}
     advance_decode(rows, rows, finite, **state, stop_ids=columns.stop_ids, **counted, pdl=pdl)
+    advance_lengths(rows, lens, length=lens, active=finite, pdl=pdl)
 
 
 if __name__ == "__main__":

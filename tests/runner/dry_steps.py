@@ -68,6 +68,7 @@ from headrace.runner import dry_steps, model_runner  # noqa: E402
 from headrace.runner.assembly import settle  # noqa: E402
 from headrace.runner.choices import decode_sizes  # noqa: E402
 from headrace.runner.model_runner import ModelRunner  # noqa: E402
+from headrace.sampling.kernel_sampler import KernelSampler  # noqa: E402
 
 ROWS = 256
 DECODING = (1, 2, 3, 5, 16, 17, 31, 50, 64, 65, 100, 128, 129, 200, 256)
@@ -106,6 +107,7 @@ def runner_of(folder: Path) -> ModelRunner:
     runner._make_pools(1)
     runner.init_attention_backend()
     runner.init_forward_paths()
+    runner.kernel_sampler = KernelSampler(runner.rows, ROWS, pdl=True)
     return runner
 
 
@@ -121,9 +123,14 @@ def all_steps(runner: ModelRunner, draw: random.Random) -> None:
         batch = dry_steps._batch(mode, new, lengths, runner.device)
         samples = torch.zeros(draw.randint(1, len(new)), dtype=torch.int64)
         batch.sampling = replace(
-            batch.sampling, rows=samples, sequence_index=samples, token_index=samples
+            batch.sampling,
+            rows=samples,
+            sequence_index=samples,
+            token_index=samples,
+            any_filters=draw.random() < 0.5,
         )
-        runner.paths.eager.run(batch, Bucket(tokens=sum(new), sequences=len(new)))
+        output = runner.paths.eager.run(batch, Bucket(tokens=sum(new), sequences=len(new)))
+        runner.sample(output, batch)
 
 
 def a_step(draw: random.Random) -> tuple[ForwardMode, list[int], list[int]]:
@@ -145,7 +152,9 @@ def main(folders: list[str]) -> None:
     for folder in map(Path, folders):
         runner = runner_of(folder)
         layers = list(runner.model.model.layers)
-        kernels = dry_steps.compile_kernels(runner.paths, runner.plan, runner.model, runner.device)
+        kernels = dry_steps.compile_kernels(
+            runner.paths, runner.kernel_sampler, runner.plan, runner.model, runner.device
+        )
         assert kernels.count == 0, "the faked compiler tells no listener"
         ahead, COMPILED[:] = list(COMPILED), []
         assert list(runner.model.model.layers) == layers

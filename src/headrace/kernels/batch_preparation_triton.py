@@ -93,7 +93,7 @@ def advance_decode(
     tokens: Tensor,
     finite: Tensor,
     *,
-    length: Tensor,
+    length: Tensor | None,
     last_token: Tensor,
     active: Tensor,
     stop_ids: Tensor,
@@ -107,7 +107,8 @@ def advance_decode(
 
     Args:
         rows: [B] int64; tokens: [B] int64; finite: [B] bool.
-        length, last_token, active, penalised: columns [R] int32, int64, bool, bool.
+        length, last_token, active, penalised: columns [R] int32, int64, bool, bool; no `length`
+            where it has advanced already (`advance_lengths`).
         stop_ids: column [R, n] int64 padded with -1; token_counts: column [R, V] int32.
         pdl: programmatic dependent launch (compute capability 9.0 or newer).
 
@@ -135,6 +136,31 @@ def advance_decode(
         num_warps=1,
         **launch_options(pdl),
     )
+
+
+def advance_lengths(
+    rows: Tensor,
+    new_tokens: Tensor | None,
+    *,
+    length: Tensor,
+    active: Tensor,
+    pdl: bool = False,
+) -> None:
+    """length += new tokens of the rows that are active; one launch.
+
+    Args:
+        rows: [B] int64; new_tokens: [B] int32, `None` for one each.
+        length, active: columns [R] int32, bool.
+        pdl: programmatic dependent launch (compute capability 9.0 or newer).
+
+    Raises:
+        UnsupportedError: a device without a way to run Triton.
+    """
+    _check(rows)
+    if rows.shape[0] > 0:
+        _lengths_kernel[(rows.shape[0],)](
+            rows, new_tokens, length, active, PDL=pdl, num_warps=1, **launch_options(pdl)
+        )
 
 
 def _check(rows: Tensor) -> None:
@@ -222,6 +248,21 @@ def _advance_kernel(
         if tl.load(penalised + row):
             count = token_counts + row * VOCABULARY + token
             tl.store(count, tl.load(count) + 1)
-        tl.store(length + row, tl.load(length + row) + 1)
+        if length is not None:
+            tl.store(length + row, tl.load(length + row) + 1)
         tl.store(last_token + row, token)
         tl.store(active + row, (tl.load(finite + place) != 0) & (stopped == 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "new_tokens"])
+def _lengths_kernel(rows, new_tokens, length, active, PDL: tl.constexpr):
+    """One program: one row."""
+    begin(PDL)
+    wait(PDL)
+    place = tl.program_id(0)
+    row = tl.load(rows + place)
+    new = 1
+    if new_tokens is not None:
+        new = tl.load(new_tokens + place)
+    if tl.load(active + row):
+        tl.store(length + row, tl.load(length + row) + new)

@@ -43,6 +43,7 @@ from headrace.kernels.sampling_math_triton import (
     warped,
 )
 
+MAX_VOCABULARY = 1 << 20
 _PROGRAMS_PER_MULTIPROCESSOR = 12
 _WARPS = 4
 _NO_KEY = -(1 << 63)
@@ -139,9 +140,9 @@ def sample_tokens(
     check_fused("sampling", logits, pdl=pdl)
     samples, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, TILE)
-    if tiles > MAX_TILES or vocabulary > 1 << 20:
+    if tiles > MAX_TILES or vocabulary > MAX_VOCABULARY:
         raise UnsupportedError(
-            f"sampling by Triton got {vocabulary} tokens", why=f"it takes at most {1 << 20}"
+            f"sampling by Triton got {vocabulary} tokens", why=f"it takes at most {MAX_VOCABULARY}"
         )
     assert logits.stride(1) == 1
     assert columns.token_counts.shape[1] == columns.bias.shape[1] == vocabulary

@@ -8,6 +8,7 @@ tables. So the sizes here are simply those that the graphs have, and a step of e
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
+from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.batch.sampling_batch_info import SamplingBatchInfo
 from headrace.config.plan import Plan
 from headrace.execution.decode_graph import FILTERS
@@ -23,12 +25,14 @@ from headrace.execution.replacing import replaced
 from headrace.kernels.compile_ahead_triton import CompiledKernels, compile_ahead
 from headrace.models.decoder import CausalDecoder
 from headrace.runner.forward_paths import ForwardPaths
+from headrace.sampling.kernel_sampler import KernelSampler
 
 LAYERS_OF_A_KIND = 2  # what the first leaves in parts, the second adds
 
 
 def compile_kernels(
     paths: ForwardPaths,
+    sampler: KernelSampler | None,
     plan: Plan,
     model: CausalDecoder,
     device: torch.device,
@@ -41,18 +45,41 @@ def compile_kernels(
         paths: over a pool that has page 0 at least; row 0 and page 0 are written.
         progress: show a bar.
     """
-    return compile_ahead(lambda: dry_steps(paths, plan, model, device), device, progress=progress)
+    return compile_ahead(
+        lambda: dry_steps(paths, sampler, plan, model, device), device, progress=progress
+    )
 
 
-def dry_steps(paths: ForwardPaths, plan: Plan, model: CausalDecoder, device: torch.device) -> None:
+def dry_steps(
+    paths: ForwardPaths,
+    sampler: KernelSampler | None,
+    plan: Plan,
+    model: CausalDecoder,
+    device: torch.device,
+) -> None:
     """Run one step of each kind and size, eagerly, over few layers of the model."""
     with torch.inference_mode(), shortened(model):
         if paths.decode_graph is not None:
             for bucket in _decode_buckets(paths.decode_graph.sizes):
                 paths.decode_graph.rehearse(bucket)
+        sampled: set[ForwardMode] = set()
         for mode, new, lengths in _eager_steps(plan):
             batch = _batch(mode, new, lengths, device)
-            paths.eager.run(batch, Bucket(tokens=sum(new), sequences=len(new)))
+            output = paths.eager.run(batch, Bucket(tokens=sum(new), sequences=len(new)))
+            if sampler is not None and mode not in sampled:  # its kernels depend on no numbers
+                sampled.add(mode)
+                _sample(sampler, output, batch)
+
+
+def _sample(
+    sampler: KernelSampler, output: LogitsProcessorOutput | PPProxyTensors, batch: ForwardBatch
+) -> None:
+    """Sampling without and with filters."""
+    assert isinstance(output, LogitsProcessorOutput)
+    assert batch.sampling is not None
+    for filters in (False, True):
+        batch.sampling = replace(batch.sampling, any_filters=filters)
+        sampler.sample(output.next_token_logits, batch)
 
 
 def shortened(model: CausalDecoder) -> AbstractContextManager[None]:

@@ -33,6 +33,7 @@ from headrace.execution.cpu_graph import CpuGraphPath
 from headrace.execution.prefill_graph import PrefillGraphPath
 from headrace.execution.selector import Choice, Selector
 from headrace.kernels.batch_preparation import advance_length, advance_token
+from headrace.kernels.support_triton import has_dependent_launch, triton_available
 from headrace.layers.operator_choice import choose_operators
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
@@ -49,6 +50,7 @@ log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from headrace.execution.decode_graph import DecodeGraphPath
+    from headrace.sampling.kernel_sampler import KernelSampler
 
 LoadWeights = Callable[[CausalDecoder], None]
 
@@ -72,6 +74,7 @@ class ModelRunner:
 
     model: CausalDecoder
     sampler: Sampler
+    kernel_sampler: "KernelSampler | None"
     rows: Rows
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool: MHATokenToKVPool
@@ -151,7 +154,12 @@ class ModelRunner:
 
         with self._part("kernels"):
             kernels = compile_kernels(
-                self.paths, self.plan, self.model, self.device, progress=progress
+                self.paths,
+                self.kernel_sampler,
+                self.plan,
+                self.model,
+                self.device,
+                progress=progress,
             )
         self.measured.append(
             Decision(name="kernels", value=kernels.count, reason=f"measured: {kernels}")
@@ -162,7 +170,7 @@ class ModelRunner:
         for layer in self.model.attention_layers():
             layer.unbind()
         del self.selector, self.paths, self.backends
-        del self.rows, self.req_to_token_pool, self.token_to_kv_pool
+        del self.rows, self.kernel_sampler, self.req_to_token_pool, self.token_to_kv_pool
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -196,6 +204,12 @@ class ModelRunner:
             groups=tuple(group.name for group in traits.kv_groups),
         )
         self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
+        self.kernel_sampler = None
+        if self.device.type == "cuda" and triton_available(self.device.type) is None:
+            from headrace.sampling.kernel_sampler import KernelSampler
+
+            pdl = has_dependent_launch(self.device)
+            self.kernel_sampler = KernelSampler(self.rows, num_rows, pdl=pdl)
 
     def init_attention_backend(self) -> None:
         """One backend per KV group, bound with the pool to the layers of the group."""
@@ -309,6 +323,9 @@ class ModelRunner:
             logits = logits_output.next_token_logits
             logprobs = take_logprobs(logits, logits, tokens, info.logprobs)
             return SampleOutput(next_token_ids=tokens, finite=finite, logprobs=logprobs)
+        kernels = self.kernel_sampler
+        if kernels is not None and kernels.takes(info):
+            return kernels.sample(logits_output.next_token_logits, batch)
         # The sampler still sees the rows as the forward did: lengths after the step come first.
         advance_length(batch.rows, _new_tokens(batch), rows.length, rows.active)
         if info is None:
