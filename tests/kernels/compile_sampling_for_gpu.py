@@ -15,6 +15,7 @@ from headrace.kernels.batch_preparation_triton import (
     advance_decode,
     advance_lengths,
     prepare_decode,
+    prepare_extend,
 )
 from headrace.kernels.sampling_triton import SamplingScratch, sample_tokens
 
@@ -46,7 +47,10 @@ class EveryVariant(Recorder):
 def main(capability: int, pdl: bool) -> None:
     for module, names in (
         (sampling_triton, ("_score_kernel", "narrow_kernel")),
-        (batch_preparation_triton, ("_prepare_kernel", "_advance_kernel", "_lengths_kernel")),
+        (
+            batch_preparation_triton,
+            ("_prepare_kernel", "_advance_kernel", "_lengths_kernel", "_prepare_extend_kernel"),
+        ),
     ):
         for name in names:
             setattr(module, name, EveryVariant(getattr(module, name), capability))
@@ -76,6 +80,20 @@ def main(capability: int, pdl: bool) -> None:
     counted = {"penalised": finite, "token_counts": columns.token_counts}
     advance_decode(rows, rows, finite, **state, stop_ids=columns.stop_ids, **counted, pdl=pdl)
     advance_lengths(rows, lens, length=lens, active=finite, pdl=pdl)
+    prepare_extend(
+        *(rows, lens, lens, rows),
+        **state,
+        tables={"full": table},
+        page_size=64,
+        max_new=1,
+        input_ids=rows,
+        positions=rows,
+        seq_lens=lens,
+        extend_lens=lens,
+        prefix_lens=lens,
+        out_cache_locs={"full": rows},
+        pdl=pdl,
+    )
 
 
 if __name__ == "__main__":

@@ -9,9 +9,14 @@ from headrace.kernels.batch_preparation import (
     advance_length,
     advance_token,
     gather_decode,
+    gather_extend,
     write_slots,
 )
-from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
+from headrace.kernels.batch_preparation_triton import (
+    advance_decode,
+    prepare_decode,
+    prepare_extend,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGES = 600  # more than two blocks of a program
@@ -61,6 +66,50 @@ def test_a_decode_step_is_prepared_as_by_the_twins(page_size: int) -> None:
             gathered = out["page_tables"][name][place]
             assert torch.equal(gathered[:pages], table[row, :pages])
             assert (gathered[pages:] == POISON).all(), "pages beyond the length are left alone"
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_an_extend_step_is_prepared_as_by_the_twins(page_size: int) -> None:
+    """Chunks of many lengths, none, more than a program's, a row that ended, padding."""
+    state = columns(page_size)
+    tables = {
+        name: (torch.randperm(6 * 3000, dtype=torch.int32) + 1).view(6, 3000).to(DEVICE)
+        for name in ("full", "window")
+    }
+    rows = torch.tensor([4, 0, 3, 1, 5, 2], device=DEVICE)
+    new = [1, 3, 0, 2100, 5, 40]
+    new_tokens = torch.tensor(new, dtype=torch.int32, device=DEVICE)
+    start = (torch.cumsum(new_tokens, 0) - new_tokens).int()
+    prompt = torch.arange(sum(new), device=DEVICE)
+    prompt[0] = -1
+    out = {
+        **{name: torch.full_like(prompt, POISON) for name in ("input_ids", "positions")},
+        **{
+            name: torch.full_like(new_tokens, POISON)
+            for name in ("seq_lens", "extend_lens", "prefix_lens")
+        },
+    }
+    slots = {name: torch.full_like(prompt, POISON) for name in tables}
+    prepare_extend(
+        rows,
+        new_tokens,
+        start,
+        prompt,
+        **state,
+        tables=tables,
+        page_size=page_size,
+        max_new=max(new),
+        **out,
+        out_cache_locs=slots,
+    )
+    ids, positions, owner, *lengths = gather_extend(rows, new_tokens, prompt, **state)
+    for mine, twin in zip(out.values(), (ids, positions, *lengths), strict=True):
+        assert torch.equal(mine, twin)
+    # what the twin looks up for rows that ended is dropped
+    positions = torch.where(state["active"][rows[owner]], positions, 0)
+    for name, table in tables.items():
+        twin = write_slots(rows[owner], positions, state["active"], table, page_size)
+        assert torch.equal(slots[name], twin)
 
 
 def test_advance_is_that_of_the_twins() -> None:

@@ -37,6 +37,7 @@ def test_sampling_kernels_compile(capability: int, pdl: bool, tmp_path: Path) ->
         "_prepare_kernel",
         "_advance_kernel",
         "_lengths_kernel",
+        "_prepare_extend_kernel",
     ]
     for name, shared, waits in reports:
         assert int(shared) <= 48 * 1024, name

@@ -107,6 +107,7 @@ def runner_of(folder: Path) -> ModelRunner:
     runner._make_pools(1)
     runner.init_attention_backend()
     runner.init_forward_paths()
+    runner.paths.eager._preparation.use_kernels(pdl=True)
     runner.kernel_sampler = KernelSampler(runner.rows, ROWS, pdl=True)
     return runner
 

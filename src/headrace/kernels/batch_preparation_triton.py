@@ -1,6 +1,7 @@
-"""From rows to the inputs of a decode step, and from its tokens back to the rows, in Triton.
+"""From rows to the inputs of a step, and from its tokens back to the rows, in Triton.
 
-Meaning: `batch_preparation` (`gather_decode`, `write_slots`, `advance_length`, `advance_token`).
+Meaning: `batch_preparation` (`gather_decode`, `gather_extend`, `write_slots`,
+`advance_length`, `advance_token`).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
@@ -21,6 +22,7 @@ from headrace.kernels.fused_math_triton import (
 from headrace.kernels.support_triton import triton_available
 
 _PAGES = 256  # pages a program copies at once
+_TOKENS = 256  # and tokens of a prompt
 _MOST_PROGRAMS = 8  # per row
 
 
@@ -84,6 +86,72 @@ def prepare_decode(
             BLOCK=_PAGES,
             PDL=pdl,
             num_warps=2,
+            **launch_options(pdl),
+        )
+
+
+def prepare_extend(
+    rows: Tensor,
+    new_tokens: Tensor,
+    start: Tensor,
+    prompt_tokens: Tensor,
+    *,
+    last_token: Tensor,
+    length: Tensor,
+    active: Tensor,
+    tables: Mapping[str, Tensor],
+    page_size: int,
+    max_new: int,
+    input_ids: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
+    prefix_lens: Tensor,
+    out_cache_locs: Mapping[str, Tensor],
+    pdl: bool = False,
+) -> None:
+    """Inputs of a step whose B sequences bring T tokens in all: one launch per KV group.
+
+    Args:
+        rows: [B] int64; new_tokens, start: [B] int32, tokens of each sequence and of those before.
+        prompt_tokens: [T] int64, -1 where the row's last token stands.
+        last_token, length, active: columns [R] int64, int32, bool.
+        tables: group -> [R, pages] int32.
+        max_new: the largest of `new_tokens`, on the host.
+        input_ids, positions: [T] int64, written.
+        seq_lens, extend_lens, prefix_lens: [B] int32, written; 0 for a row that is not active.
+        out_cache_locs: group -> [T] int64, written; 0 for tokens of rows that are not active.
+        pdl: programmatic dependent launch (compute capability 9.0 or newer).
+
+    Raises:
+        UnsupportedError: a device without a way to run Triton.
+    """
+    _check(rows)
+    if rows.shape[0] == 0:
+        return
+    for name, table in tables.items():
+        assert table.stride(1) == 1
+        programs = max(1, min(triton.cdiv(max_new, _TOKENS), _MOST_PROGRAMS))
+        _prepare_extend_kernel[(rows.shape[0], programs)](
+            rows,
+            new_tokens,
+            start,
+            prompt_tokens,
+            last_token,
+            length,
+            active,
+            table,
+            input_ids,
+            positions,
+            seq_lens,
+            extend_lens,
+            prefix_lens,
+            out_cache_locs[name],
+            TABLE_STRIDE=table.stride(0),
+            PAGE=page_size,
+            BLOCK=_TOKENS,
+            PDL=pdl,
+            num_warps=4,
             **launch_options(pdl),
         )
 
@@ -217,6 +285,58 @@ def _prepare_kernel(
         column = block + tl.arange(0, BLOCK)
         values = tl.load(source + column, mask=column < pages, other=0)
         tl.store(gathered + place * GATHERED_STRIDE + column, values, mask=column < pages)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("rows", "new_tokens", "start", "prompt_tokens", "input_ids", "positions", "seq_lens"),
+        *("extend_lens", "prefix_lens", "out_cache_loc"),
+    ]
+)
+def _prepare_extend_kernel(
+    rows,
+    new_tokens,
+    start,
+    prompt_tokens,
+    last_token,
+    length,
+    active,
+    table,
+    input_ids,
+    positions,
+    seq_lens,
+    extend_lens,
+    prefix_lens,
+    out_cache_loc,
+    TABLE_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: every so many blocks of tokens of one row; the first also the row's lengths."""
+    begin(PDL)
+    wait(PDL)
+    place, part = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + place)
+    live = tl.load(active + row)
+    before, new = tl.load(length + row), tl.load(new_tokens + place)
+    first, last = tl.load(start + place), tl.load(last_token + row)
+    written = tl.where(live, new, 0)  # tokens that get a slot
+    if part == 0:
+        tl.store(seq_lens + place, tl.where(live, before + new, 0))
+        tl.store(extend_lens + place, written)
+        tl.store(prefix_lens + place, tl.where(live, before, 0))
+    for block in range(part * BLOCK, new, tl.num_programs(1) * BLOCK):
+        offset = block + tl.arange(0, BLOCK)
+        there = offset < new
+        token, position = first + offset, before + offset
+        prompt = tl.load(prompt_tokens + token, mask=there, other=0)
+        tl.store(input_ids + token, tl.where(prompt < 0, last, prompt), mask=there)
+        tl.store(positions + token, position.to(tl.int64), mask=there)
+        pages = table + row * TABLE_STRIDE + position // PAGE
+        page = tl.load(pages, mask=offset < written, other=0).to(tl.int64)
+        slot = tl.where(live, page * PAGE + position % PAGE, 0)
+        tl.store(out_cache_loc + token, slot, mask=there)
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "tokens", "finite"])
