@@ -14,6 +14,8 @@ from headrace.request.sampling_params import (
     MAX_NEW_TOKENS,
     MAX_SEQUENCES,
     MAX_STOP_IDS,
+    MAX_STRING_CHARACTERS,
+    MAX_STRINGS,
     SamplingParams,
 )
 
@@ -32,6 +34,7 @@ NOT_ID_LISTS: list[Any] = [7, 1.5, True, "12", b"12", {1: 2}, [1.0], ["1"], [Non
 NOT_ID_LISTS += SCALARLESS
 NOT_STRING_LISTS: list[Any] = [7, True, b"ab", [b"ab"], [1], [None], "", [""], ["a", ""]]
 NOT_STRING_LISTS += [*SCALARLESS, np.array([1, 2]), torch.tensor([1, 2])]
+NOT_STRING_LISTS += [["a"] * (MAX_STRINGS + 1), "a" * (MAX_STRING_CHARACTERS + 1)]
 
 BAD: dict[str, list[Any]] = {
     "max_tokens": [*NOT_INTEGERS, 0, -1, MAX_NEW_TOKENS + 1, HUGE, -HUGE],

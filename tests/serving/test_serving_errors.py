@@ -3,10 +3,16 @@
 import json
 
 import pytest
+from pydantic import BaseModel, ValidationError
 from starlette.testclient import TestClient
 
 from headrace.serving.app import make_app
 from headrace.serving.errors import LONGEST_MESSAGE, ApiError
+from headrace.serving.native.generate_request import GenerateRequest
+from headrace.serving.openai.chat_request import ChatRequest, Message
+from headrace.serving.openai.completion_request import CompletionRequest
+from headrace.serving.openai.embedding_request import EmbeddingRequest
+from headrace.serving.routes.tokenize import DetokenizeRequest, TokenizeRequest
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize")
 BODIES = {
@@ -176,3 +182,25 @@ def test_messages_are_bounded_and_can_be_encoded() -> None:
     error = ApiError(400, "x" * 5000 + "\ud800", param="\ud800" * 500)
     assert len(error.body.error.message) == LONGEST_MESSAGE
     assert len(error.encoded()) < 2000
+
+
+MODELS = (
+    *(ChatRequest, Message, CompletionRequest, EmbeddingRequest),
+    *(GenerateRequest, TokenizeRequest, DetokenizeRequest),
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_of_many_faults_the_first_is_told(model: type[BaseModel]) -> None:
+    """Millions of faults, as a large body can have, would take minutes and gigabytes."""
+    wrong = object()
+    many = ([wrong] * 500, [[wrong] * 500] * 500, {str(each): wrong for each in range(500)})
+    counts = []
+    for name in model.model_fields:
+        for value in many:
+            try:
+                model.model_validate({"prompt": "a", "input": "a"} | {name: value})
+            except ValidationError as error:
+                counts.append(error.error_count())
+    assert len(counts) > 2
+    assert max(counts) < 10

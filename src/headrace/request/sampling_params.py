@@ -12,6 +12,8 @@ from headrace.request.structured_output import StructuredOutput
 MAX_LOGPROBS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOP_IDS = 64
+MAX_STRINGS = 1024  # of stop, and of bad_words: every token is held against each
+MAX_STRING_CHARACTERS = 2**16  # of them together
 MAX_NEW_TOKENS = 2**30  # a prompt and so many tokens still count in 32 bits
 _MAX_INT32 = 2**31 - 1
 _INT64 = 2**63
@@ -152,6 +154,12 @@ class SamplingParams:
             strings = _listed(name, strings, "a string or a list of strings")
             if any(not isinstance(text, str) or not text for text in strings):
                 raise _bad(name, value, "strings that are not empty")
+            if len(strings) > MAX_STRINGS or sum(map(len, strings)) > MAX_STRING_CHARACTERS:
+                raise _bad(
+                    name,
+                    value,
+                    f"at most {MAX_STRINGS} strings of {MAX_STRING_CHARACTERS} characters together",
+                )
             self._set(name, strings)
 
     def _normalise_ids(self) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.serving.openai.field_types import Objects
 from headrace.serving.openai.sampling_fields import SamplingFields
 
 
@@ -13,7 +14,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Objects | None = None
 
 
 class ChatRequest(SamplingFields):
@@ -27,7 +28,7 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | float | None = None

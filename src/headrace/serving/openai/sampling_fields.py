@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import invalid
+from headrace.serving.openai.field_types import Integers, Numbers, Texts
 from headrace.serving.openai.structured_fields import StructuredFields, structured_output
 
 # Fields that go into `SamplingParams` under their own name.
@@ -62,18 +63,18 @@ class SamplingFields(StructuredFields):
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = Field(None, fail_fast=True)
+    stop: str | Texts | None = None
+    stop_token_ids: Integers | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = Field(None, fail_fast=True)
-    allowed_token_ids: list[int] | None = Field(None, fail_fast=True)
+    logit_bias: Numbers | None = None
+    bad_words: Texts | None = None
+    allowed_token_ids: Integers | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: str | None = None
-    logprob_token_ids: list[int] | None = Field(None, fail_fast=True)
+    logprob_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None

@@ -15,6 +15,7 @@ from headrace.base.errors import RequestError
 from headrace.base.shown import shown
 from headrace.request.structured_output import StructuredOutput
 from headrace.serving.errors import ApiError, invalid
+from headrace.serving.openai.field_types import Texts
 
 Form = tuple[str, dict[str, Any]]  # the field that asks for it, arguments of `StructuredOutput`
 
@@ -55,7 +56,7 @@ class StructuredFields(BaseModel):
     guided_json: str | bool | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
 
 
 def structured_output(fields: StructuredFields) -> StructuredOutput | None:

@@ -10,6 +10,7 @@ from headrace.serving.answer import json_response
 from headrace.serving.errors import invalid
 from headrace.serving.openai.chat_plan import chat_prompt
 from headrace.serving.openai.chat_request import ChatRequest, Message
+from headrace.serving.openai.field_types import IntegerLists, Integers, Objects, Texts
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import decode, encode, tokenizer_of
 from headrace.serving.service import Service, service_of
@@ -23,13 +24,13 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
-    prompt: str | list[str] | None = None
+    prompt: str | Texts | None = None
     messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     return_token_strs: bool | None = None
 
 
@@ -39,7 +40,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
-    tokens: list[int] | list[list[int]]
+    tokens: Integers | IntegerLists
     skip_special_tokens: bool = False
 
 
