@@ -78,12 +78,13 @@ gpu-bench: ## every table of docs/performance.md on a CUDA device, within 8 minu
 		echo "== $$name: $$((SECONDS - began)) s"; \
 	}; \
 	part ceilings ceilings; \
-	part step-qwen3-8b step qwen3-8b --batch 1,32,128,256 --prefill 1,32 --mixed; \
-	part step-qwen3-0.6b step qwen3-0.6b --batch 1,32,256 --prefill 1,32 --mixed; \
+	part step-qwen3-8b step qwen3-8b --batch 1,32,128,256 --prefill 1,32 --mixed --capture all; \
+	part step-qwen3-0.6b step qwen3-0.6b --batch 1,32,256 --prefill 1,32 --mixed --capture all; \
 	part startup-qwen3-8b startup qwen3-8b; \
 	part offline-qwen3-8b offline qwen3-8b --num-prompts 1000 --input-len 1024 --output-len 256 \
-		--repeats 1 --no-enable-prefix-cache; \
-	part step-llama-3.1-8b step llama-3.1-8b --batch 1,32,256 --prefill 1 --trace-turns 0 --repeats 2; \
+		--repeats 1 --no-enable-prefix-cache --capture all; \
+	part step-llama-3.1-8b step llama-3.1-8b --batch 1,32,256 --prefill 1 --trace-turns 0 --repeats 2 \
+		--capture all; \
 	echo; echo "JSON lines: $(OUT)"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
