@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 
 import pytest
 from text_samples import SENTENCES, byte_level, byte_level_backend
@@ -189,3 +191,16 @@ def test_a_folder_that_transformers_turns_into_a_fast_tokenizer(tmp_path):
     tokenizer = build_tokenizer(TokenizerSource(folder=tmp_path, settings=settings))
     assert tokenizer.pieces is not None
     assert tokenizer.encode(SENTENCES[0]) == byte_level().encode(SENTENCES[0])
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tmp_path):
+    """The event loop of a server is one of them."""
+    tokenizer = from_json(tmp_path)
+    encoding = threading.Thread(target=tokenizer.encode, args=("The capital of " * 60_000,))
+    began = last = time.perf_counter()
+    encoding.start()
+    longest = 0.0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    assert longest < (last - began) / 2

@@ -39,7 +39,12 @@ class FastBackend:
             self.pieces = Pieces(rules, tokenizer.id_to_token, self.vocab_size)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: only for batches does the library let other threads of Python run, and
+        # the fast form leaves out places in the text, which takes half of the time.
+        (encoded,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
