@@ -6,7 +6,6 @@ HTTP answers at once, 503 while the model loads. The first SIGTERM or SIGINT let
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from headrace.base.errors import ConfigError
+from headrace.base.garbage import set_aside_what_stays
 from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
@@ -97,7 +97,7 @@ class Server:
             EngineClient.start(asked, restart=restart), asyncio.to_thread(load_tokenizer, asked)
         )
         service.loaded(engine, tokenizer)
-        _set_aside_what_stays()
+        set_aside_what_stays()
         self._tell_ready()
         reason = await engine.wait_dead()
         if not self._signals:
@@ -157,15 +157,6 @@ class Server:
         if late and service.engine is not None:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
-
-
-def _set_aside_what_stays() -> None:
-    """Let the garbage collector forget everything loaded so far.
-
-    Else it looks through all of it now and then, for 100 ms and more in which nothing is answered.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class _Http(uvicorn.Server):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import CapacityError, EngineDeadError, HeadraceError
+from headrace.base.garbage import set_aside_what_stays
 from headrace.base.log import get_logger, log_to_stderr
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.process.lifeline import end_with_parent
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str], build: Build | None = None) -> int:
         if engine is None:
             return 1
         link.catch_signals()
+        set_aside_what_stays()
         link.send(Ready(_info(engine, time.monotonic() - started)))
         return _serve(engine, link)
     finally:
