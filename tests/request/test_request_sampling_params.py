@@ -10,6 +10,7 @@ import torch
 
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import (
+    MAX_BIASES,
     MAX_LOGPROBS,
     MAX_NEW_TOKENS,
     MAX_SEQUENCES,
@@ -55,10 +56,10 @@ BAD: dict[str, list[Any]] = {
         *[*ARRAYS, *TENSORS, {1: np.array(1.0)}, {1: np.array([1, 2])}, {1: torch.tensor(1.0)}],
         *[7, True, "1", [1], [(1, 1.0)], {"1": 1.0}, {1.0: 1.0}, {True: 1.0}, {-1: 1.0}],
         *[{2**31: 1.0}, {HUGE: 1.0}, {1: NAN}, {1: INF}, {1: -INF}, {1: "1"}, {1: None}],
-        *[{1: True}, {1: 1.1e6}, {1: -1.1e6}, {1: HUGE}],
+        *[{1: True}, {1: 1.1e6}, {1: -1.1e6}, {1: HUGE}, dict.fromkeys(range(MAX_BIASES + 1), 1)],
     ],
     "bad_words": NOT_STRING_LISTS,
-    "allowed_token_ids": [*NOT_ID_LISTS, [], (), [2**31], [HUGE]],
+    "allowed_token_ids": [*NOT_ID_LISTS, [], (), [2**31], [HUGE], [1] * (MAX_BIASES + 1)],
     "structured": [True, "json", {"regex": "a"}, {}, [], 1, b"a", *ARRAYS, *TENSORS],
     "logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
     "prompt_logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],

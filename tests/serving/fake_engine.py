@@ -17,7 +17,7 @@ INFO = EngineInfo(
     architecture="llama",
     device="cpu",
     dtype="float32",
-    max_model_len=256,
+    max_model_len=1024,
     vocab_size=VOCAB,
     eos_token_ids=[257],
     default_params=SamplingParams(temperature=0.5, top_k=7),

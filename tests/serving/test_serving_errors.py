@@ -1,5 +1,6 @@
 """No body makes a 422 or a 500, and every error has one shape and a bounded message."""
 
+import asyncio
 import json
 
 import pytest
@@ -139,7 +140,7 @@ def test_another_content_type_is_415(http: TestClient) -> None:
 def test_large_bodies_are_413(make_service) -> None:
     with TestClient(make_app(make_service(max_body_bytes=2000))) as http:
         large = {"prompt": "a" * 3000}
-        assert http.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "a" * 200}).status_code == 200
         answer = http.post("/v1/completions", json=large)
         assert answer.status_code == 413
         check_shape(answer)
@@ -204,3 +205,59 @@ def test_of_many_faults_the_first_is_told(model: type[BaseModel]) -> None:
                 counts.append(error.error_count())
     assert len(counts) > 2
     assert max(counts) < 10
+
+
+@pytest.mark.parametrize("prompt", [[5] * 1025, "a" * 30_000])
+def test_a_prompt_that_cannot_fit_is_not_sent_to_the_engine(http, engine, prompt) -> None:
+    """Nor is a text read through that is longer than the context in the longest tokens."""
+    for route, body in (
+        ("/v1/completions", {"prompt": prompt}),
+        ("/v1/embeddings", {"input": ["a", prompt] if isinstance(prompt, str) else prompt}),
+        ("/generate", {"text" if isinstance(prompt, str) else "input_ids": prompt}),
+    ):
+        answer = http.post(route, json=body)
+        assert answer.status_code == 400
+        error = check_shape(answer)
+        assert error["code"] == "context_length_exceeded"
+        assert "1024 tokens" in error["message"]
+        assert ("30000 characters" if isinstance(prompt, str) else "1025 tokens") in error[
+            "message"
+        ]
+    assert not engine.submits
+
+
+def test_texts_of_one_request_are_counted(http) -> None:
+    for route, body in (
+        ("/tokenize", {"prompt": ["a"] * 1025}),
+        ("/detokenize", {"tokens": [[1]] * 1025}),
+    ):
+        answer = http.post(route, json=body)
+        assert answer.status_code == 400
+        assert "1025 parts" in check_shape(answer)["message"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_client_that_sends_too_much_can_read_the_refusal(make_service, announced: bool) -> None:
+    """Its body is read to the end and dropped: closing on it would break its connection."""
+    asked = []
+
+    async def receive() -> dict:
+        asked.append(None)
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": len(asked) < 50}
+
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append((len(asked), message))
+
+    length = [(b"content-length", b"50000")] if announced else [(b"transfer-encoding", b"chunked")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), *length],
+    }
+    asyncio.run(make_app(make_service(max_body_bytes=2000))(scope, receive, send))
+    assert sent[0][1]["status"] == 413
+    assert sent[0][0] >= 50

@@ -66,7 +66,7 @@ def test_models(make_service) -> None:
         listed = http.get("/v1/models").json()
         assert listed["object"] == "list"
         assert [each["id"] for each in listed["data"]] == ["first", "second"]
-        assert listed["data"][0]["max_model_len"] == 256
+        assert listed["data"][0]["max_model_len"] == 1024
         assert http.get("/v1/models/second").json() == listed["data"][1]
         assert http.get("/v1/models/third").status_code == 404
         for name, answered in (("second", "second"), ("default", "first"), (None, "first")):
@@ -82,7 +82,7 @@ def test_a_models_name_may_hold_slashes(make_service) -> None:
 def test_tokenize(http) -> None:
     for path in ("/tokenize", "/v1/tokenize"):
         reply = http.post(path, json={"prompt": "Hel"}).json()
-        assert reply == {"tokens": [39, 68, 75], "count": 3, "max_model_len": 256}
+        assert reply == {"tokens": [39, 68, 75], "count": 3, "max_model_len": 1024}
     reply = http.post("/tokenize", json={"prompt": ["H", "el"], "return_token_strs": True}).json()
     assert reply["tokens"] == [[39], [68, 75]]
     assert reply["count"] == [1, 2]

@@ -12,11 +12,17 @@ from headrace.request.structured_output import StructuredOutput
 MAX_LOGPROBS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOP_IDS = 64
+MAX_BIASES = 2**19  # of logit_bias, and ids of allowed_token_ids: above any vocabulary
 MAX_STRINGS = 1024  # of stop, and of bad_words: every token is held against each
 MAX_STRING_CHARACTERS = 2**16  # of them together
 MAX_NEW_TOKENS = 2**30  # a prompt and so many tokens still count in 32 bits
 _MAX_INT32 = 2**31 - 1
 _INT64 = 2**63
+_MOST_IDS = {
+    "stop_token_ids": MAX_STOP_IDS,
+    "allowed_token_ids": MAX_BIASES,
+    "logprob_token_ids": MAX_LOGPROBS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,23 +169,24 @@ class SamplingParams:
             self._set(name, strings)
 
     def _normalise_ids(self) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        for name in _MOST_IDS:
             value = getattr(self, name)
             if value is None:
                 self._set(name, None if name == "allowed_token_ids" else ())
                 continue
             if isinstance(value, str | bytes | Mapping):
                 raise _bad(name, value, "a list of token ids")
-            tokens = _listed(name, value, "a list of token ids")
+            tokens, most = _listed(name, value, "a list of token ids"), _MOST_IDS[name]
+            if len(tokens) > most:
+                raise _bad(name, value, f"at most {most} ids")
             self._set(name, tuple(_integer(name, token, 0, _MAX_INT32) for token in tokens))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _bad("allowed_token_ids", self.allowed_token_ids, "at least one token id")
-        for name, most in (("stop_token_ids", MAX_STOP_IDS), ("logprob_token_ids", MAX_LOGPROBS)):
-            if len(getattr(self, name)) > most:
-                raise _bad(name, getattr(self, name), f"at most {most} ids")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise _bad("logit_bias", self.logit_bias, "a mapping of token id to number")
+            if len(self.logit_bias) > MAX_BIASES:
+                raise _bad("logit_bias", self.logit_bias, f"at most {MAX_BIASES} ids")
             bias = {
                 _integer("logit_bias", token, 0, _MAX_INT32): _number(
                     "logit_bias", value, -1e6, 1e6

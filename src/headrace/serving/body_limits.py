@@ -4,11 +4,15 @@ Plain ASGI, outermost first as `app` stacks them. None of them reads a body ahea
 holds a stream back.
 """
 
+import asyncio
+from contextlib import suppress
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.serving.errors import ApiError
 
+DROP_SECONDS = 5
 BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -30,6 +34,8 @@ class BodyLimits:
         elif announced != "0" and (announced or "transfer-encoding" in headers):
             refusal = _not_json(headers.get("content-type", ""))
         if refusal is not None:
+            if "expect" not in headers:
+                await _drop_rest(receive)
             await refusal.response()(scope, receive, send)
             return
         await self._app(scope, self._counting(receive), send)
@@ -42,6 +48,8 @@ class BodyLimits:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._most_bytes:
+                if message.get("more_body", False):
+                    await _drop_rest(receive)
                 raise self._too_large()
             return message
 
@@ -54,6 +62,15 @@ class BodyLimits:
             code="body_too_large",
             headers={"connection": "close"},
         )
+
+
+async def _drop_rest(receive: Receive) -> None:
+    """Read what the client still sends, for a while: most read no answer before they have sent all,
+    and find the connection broken when it is closed on them."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DROP_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 def _not_json(content_type: str) -> ApiError | None:

@@ -107,6 +107,16 @@ def from_headrace(error: HeadraceError) -> ApiError:
     return ApiError(500, message)
 
 
+def from_prompt(error: HeadraceError, place: int | None, param: str | None = None) -> ApiError:
+    """The answer to the refusal of a prompt: which of several, and the field that brings it."""
+    answer = from_headrace(error)
+    detail = answer.body.error
+    detail.param = param or detail.param
+    if place is not None:
+        detail.message = _bounded(f"Prompt {place}: {detail.message}")
+    return answer
+
+
 def from_faults(faults: Sequence[Any]) -> ApiError:
     """400 for what a request model found: the first few faults, each in a short sentence."""
     if faults and faults[0].get("type") == "json_invalid":

@@ -10,9 +10,9 @@ from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
-from headrace.serving.errors import ApiError, from_headrace, invalid
+from headrace.serving.errors import ApiError, from_prompt, invalid
 from headrace.serving.records import RequestRecord
 from headrace.serving.service import Service
 
@@ -141,14 +141,19 @@ def _as_api_errors(place: int | None = None) -> Iterator[None]:
     try:
         yield
     except HeadraceError as error:
-        answer = from_headrace(error)
-        if place is not None:
-            detail = answer.body.error
-            detail.message = f"Prompt {place}: {detail.message}"
-        raise answer from error
+        raise from_prompt(error, place) from error
 
 
 def _check_size(service: Service, submits: Sequence[Submit]) -> None:
+    longest = service.info.max_model_len
+    for place, submit in enumerate(submits):  # not only in the engine, which works meanwhile
+        if (count := len(submit.prompt_token_ids)) > longest:
+            error = TooLongError(
+                f"The prompt has {count} tokens",
+                why=f"the context holds {longest} tokens",
+                remedy="Shorten the prompt",
+            )
+            raise from_prompt(error, None if len(submits) == 1 else place)
     asked, most = sum(submit.params.n for submit in submits), service.config.max_prompts
     if asked > most:
         raise invalid(

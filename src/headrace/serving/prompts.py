@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, TooLongError
 from headrace.checkpoint.names import resolve_model
 from headrace.checkpoint.opening import open_checkpoint
 from headrace.config.engine_config import EngineConfig
@@ -34,14 +34,35 @@ def tokenizer_of(service: Service) -> Tokenizer:
     return service.tokenizer
 
 
-async def encode(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
+async def encode(
+    service: Service, text: str, *, add_special_tokens: bool, must_fit: bool = True
+) -> list[int]:
     """Token ids of a text.
 
+    Args:
+        must_fit: it is a prompt; one that is far too long for the context is not read through.
+
     Raises:
-        RequestError: no tokenizer, or no valid Unicode.
+        RequestError: no tokenizer, no valid Unicode, or too long.
     """
-    call = partial(tokenizer_of(service).encode, text, add_special_tokens=add_special_tokens)
+    tokenizer = tokenizer_of(service)
+    most = service.info.max_model_len if must_fit else None
+    call = partial(_encoded, tokenizer, text, add_special_tokens, most)
     return call() if len(text) <= QUICK_CHARACTERS else await asyncio.to_thread(call)
+
+
+def _encoded(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, most_tokens: int | None
+) -> list[int]:
+    if most_tokens is not None and len(text) > max(QUICK_CHARACTERS, most_tokens):
+        longest = tokenizer.longest_piece
+        if longest is not None and len(text) > most_tokens * longest:
+            raise TooLongError(
+                f"The prompt has {len(text)} characters",
+                why=f"the context holds {most_tokens} tokens of at most {longest} bytes each",
+                remedy="Shorten the prompt",
+            )
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 async def decode(service: Service, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -49,6 +49,7 @@ class Tokenizer:
         self.special_ids = backend.special_ids
         self.vocab_size = backend.vocab_size
         self.pieces = backend.pieces
+        self._longest_piece: int | None = None
         bos = special_tokens.get("bos_token")
         self.bos_token_id = None if bos is None else backend.token_id(bos)
 
@@ -69,6 +70,14 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token by its text, if there is one."""
         return self._backend.token_id(token)
+
+    @property
+    def longest_piece(self) -> int | None:
+        """Bytes of the longest token, so that a text of n bytes has at least n / this tokens;
+        `None` where tokens do not stand for bytes. The first call reads the whole vocabulary."""
+        if self._longest_piece is None and self.pieces is not None:
+            self._longest_piece = max(len(self.pieces[token]) for token in range(self.vocab_size))
+        return self._longest_piece
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`. Special tokens written in the text become their ids.

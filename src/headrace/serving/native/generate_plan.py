@@ -7,7 +7,7 @@ from typing import Any
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import ApiError, invalid
+from headrace.serving.errors import from_prompt, invalid
 from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.completion_request import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
@@ -83,7 +83,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
                 else prompt
             )
         except RequestError as error:
-            raise ApiError(400, f"Prompt {place}: {error}" if is_batch else str(error)) from error
+            raise from_prompt(error, place if is_batch else None) from error
         logprobs.append(asked)
         submits.append(
             Submit(

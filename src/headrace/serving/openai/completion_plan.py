@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
-from headrace.serving.errors import ApiError, invalid
+from headrace.serving.errors import from_prompt, invalid
 from headrace.serving.openai.completion_request import CompletionRequest, Prompt
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
@@ -71,8 +71,7 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
             )
             echoes.append(await _echo(service, prompt) if body.echo else "")
         except RequestError as error:
-            told = str(error) if len(prompts) == 1 else f"Prompt {place}: {error}"
-            raise ApiError(400, told, param="prompt") from error
+            raise from_prompt(error, None if len(prompts) == 1 else place, "prompt") from error
         submits.append(
             Submit(
                 request_id=name if len(prompts) == 1 else f"{name}/{place}",

@@ -3,7 +3,7 @@
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
-from headrace.serving.errors import ApiError, invalid
+from headrace.serving.errors import from_prompt, invalid
 from headrace.serving.openai.embedding_request import EmbeddingRequest
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.prompts import encode
@@ -31,8 +31,7 @@ async def plan_embeddings(service: Service, body: EmbeddingRequest, name: str) -
             is_text = isinstance(part, str)
             ids = await encode(service, part, add_special_tokens=special) if is_text else part
         except RequestError as error:
-            told = str(error) if len(inputs) == 1 else f"Prompt {place}: {error}"
-            raise ApiError(400, told, param="input") from error
+            raise from_prompt(error, None if len(inputs) == 1 else place, "input") from error
         submits.append(
             Submit(
                 request_id=name if len(inputs) == 1 else f"{name}/{place}",

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.base.errors import RequestError
-from headrace.request.sampling_params import SamplingParams
+from headrace.request.sampling_params import MAX_BIASES, SamplingParams
 from headrace.serving.errors import invalid
 from headrace.serving.openai.field_types import Integers, Numbers, Texts
 from headrace.serving.openai.structured_fields import StructuredFields, structured_output
@@ -130,6 +130,8 @@ def sampling_params(
 
 def token_biases(biases: Mapping[str, float]) -> dict[int, float]:
     """JSON has text as keys; here they are token ids."""
+    if len(biases) > MAX_BIASES:
+        raise invalid(f"logit_bias has {len(biases)} ids; at most {MAX_BIASES} go", "logit_bias")
     try:
         return {int(token): value for token, value in biases.items()}
     except ValueError:

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, also under /v1."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -58,11 +59,12 @@ async def tokenize(
     if body.messages is not None:
         fields = body.model_dump(exclude={"prompt", "return_token_strs", "model"})
         text = await chat_prompt(service, ChatRequest.model_validate(fields))
-        listed = [await encode(service, text, add_special_tokens=bool(special))]
+        listed = [await _ids(service, text, bool(special))]
     else:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
+        _check_count(service, texts, "prompt")
         with_special = special is not False
-        listed = [await encode(service, text, add_special_tokens=with_special) for text in texts]
+        listed = [await _ids(service, text, with_special) for text in texts]
     is_one = not isinstance(body.prompt, list)
     reply: dict[str, Any] = {
         "tokens": listed[0] if is_one else listed,
@@ -84,7 +86,19 @@ async def detokenize(
     service.check_model(body.model)
     is_many = bool(body.tokens) and isinstance(body.tokens[0], list)
     listed: list[Any] = body.tokens if is_many else [body.tokens]
+    _check_count(service, listed, "tokens")
     skip = body.skip_special_tokens
     texts = [await decode(service, ids, skip_special_tokens=skip) for ids in listed]
     text = texts if is_many else texts[0]
     return json_response({"text": text, "prompt": text})
+
+
+async def _ids(service: Service, text: str, add_special_tokens: bool) -> list[int]:
+    return await encode(service, text, add_special_tokens=add_special_tokens, must_fit=False)
+
+
+def _check_count(service: Service, listed: Sequence[Any], name: str) -> None:
+    if len(listed) > service.config.max_prompts:
+        raise invalid(
+            f"{name} has {len(listed)} parts; at most {service.config.max_prompts} go", name
+        )
