@@ -264,3 +264,11 @@ def test_hub_has_no_such_repository(monkeypatch):
     unreachable(monkeypatch, RepositoryNotFoundError("no", response=response))
     with pytest.raises(NotFoundError, match="no such repository or revision"):
         resolve_model("owner/name")
+
+
+def test_a_misspelt_short_name_is_guessed():
+    with pytest.raises(NotFoundError, match=r"Did you mean smollm2\? Short names: smollm2"):
+        resolve_model("SmolLM")
+    with pytest.raises(NotFoundError) as other:
+        resolve_model("nothing-alike")
+    assert "Did you mean" not in str(other.value)

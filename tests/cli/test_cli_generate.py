@@ -207,3 +207,10 @@ def test_only_a_newline_ends_a_prompt_of_a_file(fake, tmp_path) -> None:
     file.write_bytes("\ufeffone\u2028two\x0cthree\r\n\r\nfour\rfive\n".encode())
     assert main(["generate", "m", "-f", str(file)]) == 0
     assert fake.calls[0][1] == ["one\u2028two\x0cthree", "four\rfive"]
+
+
+@pytest.mark.parametrize(("words", "told"), [(("", ""), True), (("", "a"), False)])
+def test_tokens_without_text_are_told(fake, capsys, words, told: bool) -> None:
+    fake.words = list(words)
+    assert main(["generate", "m", "--prompt-ids", "1,2"]) == 0
+    assert ("no text in 2 tokens; --json shows their ids" in capsys.readouterr().err) is told

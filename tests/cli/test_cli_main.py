@@ -306,3 +306,13 @@ def test_a_bad_form_is_told_in_a_line(form: str, capsys) -> None:
     error = capsys.readouterr().err.splitlines()[-1]
     assert "--structured" in error
     assert "Traceback" not in error
+
+
+def test_a_misspelt_flag_is_guessed(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "--temprature=0", "--max-token", "3"])
+    error = capsys.readouterr().err
+    assert "did you mean --temperature, --max-tokens? (see headrace generate --help)" in error
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "--nonsense"])
+    assert "did you mean" not in capsys.readouterr().err

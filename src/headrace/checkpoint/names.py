@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,8 +94,13 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     raise NotFoundError(
         f"Model {name!r} not found",
         why="It is no existing path, no short name, and no hub id such as owner/name",
-        remedy=f"Short names: {', '.join(SHORT_NAMES)}",
+        remedy=f"{_meant(name)}Short names: {', '.join(SHORT_NAMES)}",
     )
+
+
+def _meant(name: str) -> str:
+    close = get_close_matches(name[:100].lower(), SHORT_NAMES, n=1)
+    return f"Did you mean {close[0]}? " if close else ""
 
 
 def _resolve_package(name: str, package: ModelPackage) -> Path:

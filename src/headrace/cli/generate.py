@@ -112,10 +112,14 @@ def _stream(
     pieces: Iterator[Piece]
     pieces = llm.stream_chat([_user(prompt)], params) if chat else llm.stream(prompt, params)
     last: Piece | None = None
+    shown = False
     for last in pieces:
         clock.count(len(last.token_ids))
+        shown = shown or bool(last.text)
         print(last.text, end="", flush=True)
     print()
+    if clock.tokens and not shown:
+        print(f"no text in {clock.tokens} tokens; --json shows their ids", file=sys.stderr)
     if last is None or last.finish_reason in NOT_FAILED:
         return False
     _tell_failure(last.finish_reason, last.message)

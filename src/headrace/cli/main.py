@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TypeAlias
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return ERROR
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        parsed.parser.error(f"unknown: {' '.join(unknown)}")
+        parsed.parser.error(f"unknown: {' '.join(unknown)}{_meant(unknown, parsed.parser)}")
     debug = False
     _replace_what_cannot_be_shown()
     try:
@@ -80,6 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headrace: error: The output cannot be written. {error}.", file=sys.stderr)
         _drop_output()
         return ERROR
+
+
+def _meant(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """The flags of a verb that come close to those it does not know."""
+    known = list(parser._option_string_actions)
+    flags = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+    close = [match for flag in flags for match in get_close_matches(flag, known, 1, 0.8)]
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _replace_what_cannot_be_shown() -> None:
