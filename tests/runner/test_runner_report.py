@@ -1,7 +1,7 @@
 """What explain shows, as text and as plain data."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plan_cases import CPU, GEMMA3, H100, persona, plan
 
@@ -10,7 +10,7 @@ from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
 from headrace.runner.memory_table import MemoryTable, memory_table
-from headrace.runner.report import as_dict, render, summary
+from headrace.runner.report import as_dict, decision_line, render, summary
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,12 @@ def test_what_was_measured_replaces_decided_at_start() -> None:
     assert as_dict(after)["measured"][0]["value"] == 777
     assert summary(after) == "cpu (test cpu), float32, context 8,192, KV tokens 777"
     assert summary(before).endswith(f"KV tokens {before.memory.tokens:,}")
+
+
+def test_a_decision_as_a_line_of_the_log() -> None:
+    lines = [decision_line(decision) for decision in shown().plan]
+    assert "ropes = global, local [auto] no rule depends on the length" in lines
+    assert not any("RopePlan" in line for line in lines)
+    asked = Decision(name="sampling_defaults", value={"top_k": 7}, reason="given", asked=True)
+    assert decision_line(asked) == "sampling_defaults = top_k 7 [asked] given"
+    assert decision_line(replace(asked, value={})) == "sampling_defaults = none [asked] given"

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from headrace.base.decision import Decision
@@ -172,9 +172,16 @@ def _wrapped(head: str, text: str, indent: int, width: int) -> list[str]:
     )
 
 
+def decision_line(decision: Decision[Any]) -> str:
+    """A decision as one line of the log, its value written as in the table of the plan."""
+    return str(replace(decision, value=_value_text(_plain(decision.value))))
+
+
 def _value_text(value: Any) -> str:
-    if isinstance(value, dict):  # ropes
-        return ", ".join(value)
+    if isinstance(value, dict):  # of ropes the names, of sampling defaults the numbers too
+        entries = value.items()
+        shown = (name if isinstance(of, dict) else f"{name} {of}" for name, of in entries)
+        return ", ".join(shown) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
