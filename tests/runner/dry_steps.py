@@ -57,6 +57,7 @@ from headrace.attention import triton_backend  # noqa: E402
 from headrace.base.decision import Decision  # noqa: E402
 from headrace.batch.facts import Bucket  # noqa: E402
 from headrace.batch.forward_mode import ForwardMode  # noqa: E402
+from headrace.batch.sampling_batch_info import LogprobRequest  # noqa: E402
 from headrace.config.engine_config import EngineConfig  # noqa: E402
 from headrace.kernels import (  # noqa: E402
     decode_attention_triton,
@@ -129,9 +130,26 @@ def all_steps(runner: ModelRunner, draw: random.Random) -> None:
             sequence_index=samples,
             token_index=samples,
             any_filters=draw.random() < 0.5,
+            logprobs=some_logprobs(draw, samples),
         )
         output = runner.paths.eager.run(batch, Bucket(tokens=sum(new), sequences=len(new)))
         runner.sample(output, batch)
+        output.next_token_ids, output.finite = graph._inputs.tokens, graph._inputs.finite
+        runner.sample(output, batch)  # as behind a graph
+
+
+def some_logprobs(draw: random.Random, samples: torch.Tensor) -> LogprobRequest | None:
+    """For some of the rows that sample."""
+    asking = draw.randint(0, len(samples))
+    if asking == 0:
+        return None
+    named = draw.choice((0, 1, 2, 16, 31))
+    return LogprobRequest(
+        places=tuple(range(asking)),
+        index=samples[-asking:],
+        top=draw.choice((0, 1, 5, 16, 32)),
+        token_ids=torch.zeros(asking, named, dtype=torch.int64) if named else None,
+    )
 
 
 def a_step(draw: random.Random) -> tuple[ForwardMode, list[int], list[int]]:

@@ -81,8 +81,9 @@ def test_every_kernel_of_a_decoder_is_there(told: Any) -> None:
         *("_prepare_kernel", "_advance_kernel", "_norm_kernel", "_rope_kernel", "_gate_kernel"),
         *("_matvec_kernel", "_few_rows_kernel", "_decode_kernel", "_combine_kernel"),
         *("_extend_kernel", "_score_kernel", "narrow_kernel"),
-        *("_prepare_extend_kernel", "_lengths_kernel"),
+        *("_prepare_extend_kernel", "_lengths_kernel", "_count_kernel", "_list_kernel"),
     }
+    assert counts["_count_kernel"] == counts["_list_kernel"] == 1
     assert counts["_few_rows_kernel"] >= 5  # by rows and shapes
     assert counts["_score_kernel"] == 3  # plain, and before and behind the filters
     assert counts.total() < 60

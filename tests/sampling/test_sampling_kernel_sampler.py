@@ -125,8 +125,30 @@ def test_tokens_columns_and_logprobs_are_those_of_torch(
     assert torch_way.logprobs is not None
     assert kernel_way.logprobs is not None
     for name in ("chosen", "rank", "top_ids", "top_values"):
-        mine, theirs = (getattr(each.logprobs, name)[live] for each in (torch_way, kernel_way))
-        torch.testing.assert_close(mine, theirs, equal_nan=True)
+        mine, theirs = (getattr(each.logprobs, name) for each in (torch_way, kernel_way))
+        asked = [row for row, each in enumerate(params, 1) if each.logprobs is not None]
+        assert len(mine) == len(theirs) == len(asked)
+        compared = [line for line, row in enumerate(asked) if row != ENDED]
+        torch.testing.assert_close(mine[compared], theirs[compared], equal_nan=True)
+
+
+def test_long_lists_of_logprobs_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = SamplingParams(logprobs=3, temperature=0), SamplingParams(logprobs=60)
+    named = SamplingParams(logprob_token_ids=list(range(40)), logprobs=2, temperature=0)
+    wide = [
+        Step([few, each], kernels=kernels) for each in (many, named) for kernels in (False, True)
+    ]
+    monkeypatch.setattr(kernel_sampler, "token_logprobs", None)  # may not be called
+    outputs = [step.sample() for step in wide]
+    for torch_way, kernel_way in (outputs[:2], outputs[2:]):
+        assert torch_way is not None
+        assert kernel_way is not None
+        assert torch_way.logprobs is not None
+        assert kernel_way.logprobs is not None
+        assert torch.equal(torch_way.logprobs.top_ids[0], kernel_way.logprobs.top_ids[0])
+    assert outputs[1] is not None
+    assert outputs[1].logprobs is not None
+    assert outputs[1].logprobs.top_ids.shape == (2, 60)
 
 
 def test_a_step_that_samples_nothing_advances_its_rows() -> None:

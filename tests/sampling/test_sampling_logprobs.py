@@ -137,10 +137,15 @@ def test_dicts_hold_the_top_then_the_chosen_then_the_named() -> None:
 
 
 def test_rows_that_did_not_ask_get_none() -> None:
-    dicts = logprob_dicts(host_logprobs(), [10, 29, 31], [None, 1, None], [[], [], []], str)
-    assert dicts[0] is None
-    assert dicts[2] is None
-    assert list(dicts[1] or ()) == [20, 29]
+    tops = [None, 2, None, 1, 0, None]
+    ids: list[list[int]] = [[], [], [], [], [40], []]
+    dicts = logprob_dicts(host_logprobs(), [7, 10, 8, 29, 31, 9], tops, ids, str)
+    assert [None if each is None else list(each) for each in dicts] == [
+        *(None, [10, 11], None),
+        *([20, 29], [31, 40], None),
+    ]
+    with pytest.raises(AssertionError, match="a line for each row"):
+        logprob_dicts(host_logprobs(), [10, 29, 31], [None, 1, 2], [[], [], []], str)
 
 
 def test_no_names_in_the_batch() -> None:

@@ -17,7 +17,7 @@ from headrace.kernels.batch_preparation import (
     write_slots,
 )
 from headrace.request.sampling_params import SamplingParams
-from headrace.sampling.requirements import sampling_batch_info
+from headrace.sampling.requirements import sampling_batch_info, wanted_logprobs
 from headrace.sampling.sampler import Sampler
 
 META = torch.device("meta")
@@ -27,6 +27,7 @@ EVERYTHING = [
     SamplingParams(top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2, logprobs=0),
     SamplingParams(logit_bias={3: 1.0}, min_tokens=3, logprob_token_ids=[5, 6]),
     SamplingParams(allowed_token_ids=[1, 2], logprobs=2, logprobs_mode="processed"),
+    SamplingParams(),
 ]
 
 
@@ -73,7 +74,8 @@ def test_sampling_asks_for_no_value(params: list[SamplingParams], masked: bool) 
     output = Sampler().sample(torch.empty(count, VOCABULARY, device=META), info, rows, positions)
     assert output.next_token_ids.shape == output.finite.shape == (count,)
     assert output.logprobs is not None
-    assert output.logprobs.top_ids.shape == (count, 3)
+    asking = sum(wanted_logprobs(each) is not None for each in params)
+    assert output.logprobs.top_ids.shape == (asking, 3)
 
 
 def test_preparation_and_advance_ask_for_no_value() -> None:

@@ -74,9 +74,11 @@ def test_logprob_request_holds_the_widest() -> None:
     assert request is not None
     assert request.top == 5
     assert request.token_ids is not None
-    assert request.token_ids.tolist() == [[-1, -1], [-1, -1], [7, 8], [3, -1]]
+    assert request.token_ids.tolist() == [[-1, -1], [7, 8], [3, -1]]
     assert request.processed is not None
-    assert request.processed.tolist() == [False, False, True, False]
+    assert request.processed.tolist() == [False, True, False]
+    assert request.places == (0, 2, 3), "the others ask for nothing"
+    assert request.index.tolist() == [0, 2, 3]
 
 
 def test_a_mode_without_logprobs_asks_for_nothing() -> None:

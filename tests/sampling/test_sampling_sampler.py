@@ -19,6 +19,7 @@ from transformers.generation import (
 from headrace.batch.outputs import SampleOutput
 from headrace.kernels import filters, row_selection
 from headrace.request.sampling_params import SamplingParams
+from headrace.sampling.requirements import wanted_logprobs
 
 INF = float("inf")
 VOCABULARY = 500
@@ -255,14 +256,19 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_in_any_batch() -> None:
     broken = Case(params=SamplingParams(), logits=torch.full((5000,), float("nan")), row=30)
     batch = sample(*cases, broken)
     reversed_batch = sample(*reversed(cases))
+    asked = [index for index, case in enumerate(cases) if wanted_logprobs(case.params) is not None]
     for index, case in enumerate(cases):
         alone = sample(case)
         for other, place in ((batch, index), (reversed_batch, len(cases) - 1 - index)):
             assert int(alone.next_token_ids) == int(other.next_token_ids[place])
             assert bool(other.finite[place])
+            assert (alone.logprobs is not None) == (index in asked)
             if alone.logprobs is None:
                 continue
             assert other.logprobs is not None
+            assert len(other.logprobs.chosen) == len(asked), "only rows that ask have a line"
+            line = asked.index(index)
+            place = line if other is batch else len(asked) - 1 - line
             width = alone.logprobs.top_ids.shape[1]
             for name in ("chosen", "rank"):
                 mine, theirs = getattr(alone.logprobs, name), getattr(other.logprobs, name)
@@ -283,7 +289,7 @@ def same_bits(here: SampleOutput, there: SampleOutput) -> None:
     assert there.logprobs is not None
     for name in ("chosen", "rank", "top_values", "top_ids", "extra", "extra_rank"):
         mine, theirs = getattr(here.logprobs, name), getattr(there.logprobs, name)
-        assert torch.equal(mine[here.finite], theirs[here.finite]), name
+        torch.testing.assert_close(mine, theirs, atol=0, rtol=0, equal_nan=True, msg=name)
 
 
 def test_the_way_of_a_device_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

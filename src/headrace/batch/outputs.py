@@ -26,6 +26,21 @@ class TokenLogprobs:
     extra: Tensor | None = None
     extra_rank: Tensor | None = None
 
+    @classmethod
+    def of(
+        cls, tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    ) -> "TokenLogprobs":
+        """The tensors in the order of the fields, as `token_logprobs` returns them."""
+        chosen, rank, top_values, top_ids, extra, extra_rank = tensors
+        return cls(
+            chosen=chosen,
+            rank=rank,
+            top_values=top_values,
+            top_ids=top_ids,
+            extra=extra,
+            extra_rank=extra_rank,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenStates:
@@ -85,7 +100,7 @@ class SampleOutput:
     Attributes:
         next_token_ids: [S] int64.
         finite: [S] bool, False where a live row's logits held NaN or +inf; such a row has failed.
-        logprobs: `None` when no row asked.
+        logprobs: of the rows that asked, in their order; `None` when no row asked.
     """
 
     next_token_ids: Tensor

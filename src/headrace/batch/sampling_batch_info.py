@@ -11,14 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRequest:
-    """Logprobs of the sampled tokens of a step.
+    """Logprobs of the sampled tokens of a step, for the L sampling rows that ask.
 
     Attributes:
-        top: the largest n of the rows; -1 when no row asks.
-        token_ids: [S, M] int64, further ids of each row padded with -1; `None` when no row asks.
-        processed: [S] bool, rows that want them after penalties, bias, mask and filters.
+        places: their places among the S sampling rows, ascending.
+        index: [L] int64, the same on the device.
+        top: the largest n of the rows.
+        token_ids: [L, M] int64, further ids of each row padded with -1; `None` when no row asks.
+        processed: [L] bool, rows that want them after penalties, bias, mask and filters.
     """
 
+    places: tuple[int, ...]
+    index: Tensor
     top: int
     token_ids: Tensor | None = None
     processed: Tensor | None = None

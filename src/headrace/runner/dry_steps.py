@@ -17,7 +17,7 @@ from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
-from headrace.batch.sampling_batch_info import SamplingBatchInfo
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
 from headrace.config.plan import Plan
 from headrace.execution.decode_graph import FILTERS
 from headrace.execution.prefill_graph import BREAKABLE_SIZES, prefill_sizes
@@ -74,11 +74,12 @@ def dry_steps(
 def _sample(
     sampler: KernelSampler, output: LogitsProcessorOutput | PPProxyTensors, batch: ForwardBatch
 ) -> None:
-    """Sampling without and with filters."""
+    """Sampling without and with filters, with logprobs."""
     assert isinstance(output, LogitsProcessorOutput)
     assert batch.sampling is not None
+    logprobs = LogprobRequest(places=(0,), index=torch.zeros_like(batch.sampling.rows), top=1)
     for filters in (False, True):
-        batch.sampling = replace(batch.sampling, any_filters=filters)
+        batch.sampling = replace(batch.sampling, any_filters=filters, logprobs=logprobs)
         sampler.sample(output.next_token_logits, batch)
 
 

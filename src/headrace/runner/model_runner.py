@@ -44,7 +44,7 @@ from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
-from headrace.sampling.sampler import Sampler, take_logprobs
+from headrace.sampling.sampler import Sampler
 
 log = get_logger(__name__)
 
@@ -318,12 +318,12 @@ class ModelRunner:
         A path that has done both already leaves only the logprobs to take.
         """
         rows, info = self.rows, batch.sampling
+        kernels = self.kernel_sampler
         tokens, finite = logits_output.next_token_ids, logits_output.finite
         if tokens is not None and finite is not None and info is not None:
-            logits = logits_output.next_token_logits
-            logprobs = take_logprobs(logits, logits, tokens, info.logprobs)
+            assert kernels is not None, "a path that samples does so by kernels"
+            logprobs = kernels.logprobs(logits_output.next_token_logits, tokens, info.logprobs)
             return SampleOutput(next_token_ids=tokens, finite=finite, logprobs=logprobs)
-        kernels = self.kernel_sampler
         if kernels is not None and kernels.takes(info):
             return kernels.sample(logits_output.next_token_logits, batch)
         # The sampler still sees the rows as the forward did: lengths after the step come first.

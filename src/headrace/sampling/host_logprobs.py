@@ -21,10 +21,10 @@ def logprob_dicts(
     they are not among them. Values may be -inf (a token that masks or filters forbid).
 
     Args:
-        logprobs: of S tokens, on the CPU.
+        logprobs: of those of the S tokens that have a top n, on the CPU.
         chosen_ids: the tokens.
-        tops: n of each row (the tensors hold the largest n); `None`: the row asked for none and
-            gets `None`.
+        tops: n of each row (the tensors hold the largest n); `None`: the row asked for none,
+            has no line in the tensors and gets `None`.
         extra_ids: ids each row asked by name, in the order of `logprobs.extra`.
         decode: text of a token id.
     """
@@ -32,19 +32,21 @@ def logprob_dicts(
     ranks = logprobs.rank.tolist()
     top_values, top_ids = logprobs.top_values.tolist(), logprobs.top_ids.tolist()
     count = len(chosen)
+    assert count == sum(top is not None for top in tops), "a line for each row that asked"
     extra = logprobs.extra.tolist() if logprobs.extra is not None else [[]] * count
     extra_rank = logprobs.extra_rank.tolist() if logprobs.extra_rank is not None else [[]] * count
     dicts: list[dict[int, Logprob] | None] = []
-    for place, top in enumerate(tops):
+    lines = iter(range(count))
+    for token_id, top, ids in zip(chosen_ids, tops, extra_ids, strict=True):
         if top is None:
             dicts.append(None)
             continue
-        ids = extra_ids[place]
-        assert len(ids) <= len(extra[place]), "ids asked by name travel with the batch"
+        line = next(lines)
+        assert len(ids) <= len(extra[line]), "ids asked by name travel with the batch"
         entries = [
-            *zip(top_ids[place][:top], top_values[place], range(1, top + 1), strict=False),
-            (chosen_ids[place], chosen[place], ranks[place]),
-            *zip(ids, extra[place], extra_rank[place], strict=False),
+            *zip(top_ids[line][:top], top_values[line], range(1, top + 1), strict=False),
+            (token_id, chosen[line], ranks[line]),
+            *zip(ids, extra[line], extra_rank[line], strict=False),
         ]
         found: dict[int, Logprob] = {}
         for token, value, rank in entries:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import SampleOutput
+from headrace.batch.outputs import SampleOutput, TokenLogprobs
 from headrace.batch.rows import Rows
-from headrace.batch.sampling_batch_info import SamplingBatchInfo
+from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
 from headrace.kernels.batch_preparation_triton import advance_decode, advance_lengths
+from headrace.kernels.logprobs_triton import LogprobScratch, kernel_takes, token_logprobs
+from headrace.kernels.one_storage import one_storage
 from headrace.kernels.sampling_triton import (
     MAX_VOCABULARY,
     SamplingColumns,
@@ -36,6 +38,7 @@ class KernelSampler:
         self._rows, self._pdl = rows, pdl
         self._columns = SamplingColumns.of(rows)
         self._scratch = SamplingScratch.allocate(samples, rows.device)
+        self._logprob_scratch = LogprobScratch.allocate(samples, rows.device)
 
     def takes(self, info: SamplingBatchInfo | None) -> bool:
         """Whether no row has a mask of the host, or wants what only the torch sampler keeps."""
@@ -60,8 +63,9 @@ class KernelSampler:
         if info is None:
             return None
         samples = info.rows.shape[0]
-        tokens = torch.empty(samples, dtype=torch.int64, device=rows.device)
-        finite = torch.empty(samples, dtype=torch.bool, device=rows.device)
+        tokens, finite = one_storage(
+            rows.device, (torch.int64, (samples,)), (torch.bool, (samples,))
+        )
         sample_tokens(
             logits,
             info.rows,
@@ -85,5 +89,33 @@ class KernelSampler:
             token_counts=rows.token_counts,
             pdl=self._pdl,
         )
-        logprobs = take_logprobs(logits, logits, tokens, info.logprobs)
+        logprobs = self.logprobs(logits, tokens, info.logprobs)
         return SampleOutput(next_token_ids=tokens, finite=finite, logprobs=logprobs)
+
+    def logprobs(
+        self, logits: Tensor, tokens: Tensor, request: LogprobRequest | None
+    ) -> TokenLogprobs | None:
+        """As `take_logprobs` of raw logits: in two launches, or by torch where a row asks for more
+        than the kernels take (`kernel_takes`), since long lists are a matter of sorting.
+
+        Args:
+            logits: [S, V] float32. tokens: [S] int64.
+            request: without `processed`, which only the torch sampler has.
+        """
+        if request is None:
+            return None
+        named = 0 if request.token_ids is None else request.token_ids.shape[1]
+        if not kernel_takes(request.top, named, logits.shape[1]):
+            return take_logprobs(logits, logits, tokens, request)
+        assert request.processed is None, "processed logits are the torch sampler's"
+        return TokenLogprobs.of(
+            token_logprobs(
+                logits,
+                tokens,
+                request.top,
+                request.token_ids,
+                index=request.index,
+                scratch=self._logprob_scratch,
+                pdl=self._pdl,
+            )
+        )

@@ -49,7 +49,7 @@ def _join_logprobs(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
 def _part_of_mask(mask: TokenMask | None, at: slice) -> TokenMask | None:
     if mask is None:
         return None
-    own = slice(bisect_left(mask.places, at.start), bisect_left(mask.places, at.stop))
+    own = _own(mask.places, at)
     if own.start == own.stop:
         return None
     return TokenMask(
@@ -62,9 +62,21 @@ def _part_of_mask(mask: TokenMask | None, at: slice) -> TokenMask | None:
 def _part_of_request(request: LogprobRequest | None, at: slice) -> LogprobRequest | None:
     if request is None:
         return None
+    own = _own(request.places, at)
+    if own.start == own.stop:
+        return None
     return replace(
-        request, token_ids=_part(request.token_ids, at), processed=_part(request.processed, at)
+        request,
+        places=tuple(place - at.start for place in request.places[own]),
+        index=request.index[own] - at.start,
+        token_ids=_part(request.token_ids, own),
+        processed=_part(request.processed, own),
     )
+
+
+def _own(places: Sequence[int], at: slice) -> slice:
+    """Which of the ascending `places` lie in `at`."""
+    return slice(bisect_left(places, at.start), bisect_left(places, at.stop))
 
 
 def _part(tensor: Tensor | None, at: slice) -> Tensor | None:

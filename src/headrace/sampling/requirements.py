@@ -67,21 +67,27 @@ def _mask(masks: Sequence[Tensor | None], device: torch.device) -> TokenMask | N
 def _logprob_request(
     params: Sequence[SamplingParams], device: torch.device
 ) -> LogprobRequest | None:
-    tops = [wanted_logprobs(each) for each in params]
-    if all(top is None for top in tops):
+    wanted = {
+        place: top for place, top in enumerate(map(wanted_logprobs, params)) if top is not None
+    }
+    if not wanted:
         return None
-    asking = [each for each, top in zip(params, tops, strict=True) if top is not None]
+    asking = [params[place] for place in wanted]
     width = max(len(each.logprob_token_ids) for each in asking)
     token_ids = processed = None
     if width:
         padded = [
             [*each.logprob_token_ids, *[-1] * (width - len(each.logprob_token_ids))]
-            for each in params
+            for each in asking
         ]
         token_ids = to_device(torch.tensor(padded, dtype=torch.int64), device)
     if any(each.logprobs_mode == "processed" for each in asking):
-        modes = [each.logprobs_mode == "processed" for each in params]
+        modes = [each.logprobs_mode == "processed" for each in asking]
         processed = to_device(torch.tensor(modes, dtype=torch.bool), device)
     return LogprobRequest(
-        top=max(top for top in tops if top is not None), token_ids=token_ids, processed=processed
+        places=tuple(wanted),
+        index=to_device(torch.tensor(list(wanted), dtype=torch.int64), device),
+        top=max(wanted.values()),
+        token_ids=token_ids,
+        processed=processed,
     )
