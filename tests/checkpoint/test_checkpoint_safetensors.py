@@ -178,7 +178,10 @@ def test_a_folder_without_weights_can_be_planned(tmp_path):
     checkpoint = open_checkpoint(tmp_path, weights=False)
     assert checkpoint.config["model_type"] == "llama"
     assert (dict(checkpoint.tensors), checkpoint.total_bytes) == ({}, 0)
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint.*load_format dummy"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint.*Name the folder"):
         open_checkpoint(tmp_path)
 
 

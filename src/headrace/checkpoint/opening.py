@@ -58,7 +58,9 @@ def _open_folder(folder: Path, weights: bool) -> Checkpoint:
     raise CheckpointError(
         f"{folder} holds no checkpoint",
         why="Looked for config.json with *.safetensors, and for one *.gguf",
-        remedy="Name the folder that holds these files",
+        remedy="load_format dummy runs this config.json with random weights"
+        if has_config
+        else "Name the folder that holds these files",
     )
 
 

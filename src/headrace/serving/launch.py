@@ -118,7 +118,6 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         scheme = "http" if self._config.ssl_certfile is None else "https"
         info = self.service.info
-        log.info("%s", info.sampling_defaults)
         for decision in self.service.readers.decisions:
             log.info("%s", decision)
         tokenizer = self.service.tokenizer
