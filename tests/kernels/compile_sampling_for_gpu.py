@@ -10,13 +10,14 @@ import torch
 from compile_for_gpu import Recorder
 from sampling_columns import Row, columns_of
 
-from headrace.kernels import batch_preparation_triton, sampling_triton
+from headrace.kernels import batch_preparation_triton, logprobs_triton, sampling_triton
 from headrace.kernels.batch_preparation_triton import (
     advance_decode,
     advance_lengths,
     prepare_decode,
     prepare_extend,
 )
+from headrace.kernels.logprobs_triton import LogprobScratch, token_logprobs
 from headrace.kernels.sampling_triton import SamplingScratch, sample_tokens
 
 VOCABULARY = 151936
@@ -47,6 +48,7 @@ class EveryVariant(Recorder):
 def main(capability: int, pdl: bool) -> None:
     for module, names in (
         (sampling_triton, ("_score_kernel", "narrow_kernel")),
+        (logprobs_triton, ("_count_kernel", "_list_kernel")),
         (
             batch_preparation_triton,
             ("_prepare_kernel", "_advance_kernel", "_lengths_kernel", "_prepare_extend_kernel"),
@@ -55,6 +57,7 @@ def main(capability: int, pdl: bool) -> None:
         for name in names:
             setattr(module, name, EveryVariant(getattr(module, name), capability))
     sampling_triton.check_fused = lambda *arguments, **named: None
+    logprobs_triton.check_fused = sampling_triton.check_fused
     batch_preparation_triton._check = lambda rows: None
     columns = columns_of([Row()], VOCABULARY, stop_ids=128)
     rows, lens = torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
@@ -63,6 +66,8 @@ def main(capability: int, pdl: bool) -> None:
     for filters in (False, True):
         out = {"tokens": rows.clone(), "finite": finite, "scratch": scratch}
         sample_tokens(logits, rows, lens, columns, filters=filters, pdl=pdl, **out)
+    meeting = LogprobScratch.allocate(1, rows.device)
+    token_logprobs(logits, rows, 5, index=rows, scratch=meeting, pdl=pdl)
     state = {"length": lens, "last_token": rows, "active": finite}
     table = torch.zeros(1, 600, dtype=torch.int32)
     prepare_decode(

@@ -34,6 +34,8 @@ def test_sampling_kernels_compile(capability: int, pdl: bool, tmp_path: Path) ->
         "_score_kernel",
         "narrow_kernel",
         "_score_kernel",
+        "_count_kernel",
+        "_list_kernel",
         "_prepare_kernel",
         "_advance_kernel",
         "_lengths_kernel",

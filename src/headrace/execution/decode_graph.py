@@ -30,6 +30,7 @@ from headrace.execution.eager import Model
 from headrace.execution.graph_recorder import held_bytes, place_of
 from headrace.execution.path import CaptureReport, next_missing
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
+from headrace.kernels.one_storage import one_storage
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
 
 log = get_logger(__name__)
@@ -59,8 +60,9 @@ class StaticInputs:
         self.seq_lens = buffer(torch.int32)
         self.page_tables = {name: buffer(torch.int32, t.shape[1]) for name, t in tables.items()}
         self.out_cache_locs = {name: buffer(torch.int64) for name in tables}
-        self.tokens = buffer(torch.int64)
-        self.finite = buffer(torch.bool)
+        self.tokens, self.finite = one_storage(
+            device, (torch.int64, (size,)), (torch.bool, (size,)), zeroed=True
+        )
 
     def batch(self, size: int, page_size: int) -> ForwardBatch:
         """A decode batch over the first `size` places; no live token, as in warm-up."""

@@ -12,6 +12,7 @@ any order of the additions, so a row does not depend on its batch-mates.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from headrace.kernels.fused_math_triton import (
     next_power,
     wait,
 )
+from headrace.kernels.kept_launches_triton import KeptLaunches, aligned
 from headrace.kernels.logprobs import LogprobTensors
 from headrace.kernels.mass import MASS_BITS, MAX_VOCABULARY
 from headrace.kernels.one_storage import one_storage
@@ -134,33 +136,41 @@ def token_logprobs(
     )
     names = index if token_ids is None else token_ids  # not read where there are none
     assert names.is_contiguous()
-    tiles = triton.cdiv(vocabulary, TILE)
-    constants = {
-        "VOCABULARY": vocabulary,
-        "STRIDE": logits.stride(0),
-        "TILES": tiles,
-        "TILE": TILE,
-        "PDL": pdl,
-        "num_warps": _WARPS,
-        "enable_fp_fusion": False,  # the twin rounds products and sums apart
-    }
+    count, make_list = _launches(logits.device, vocabulary, logits.stride(0), pdl)
     sources = (logits, chosen, index, names, named)
     meeting = (scratch.best, scratch.before)
     if rows > 0:
-        # Nothing is known of what runs in front, so the first waits for all of it as usual.
-        _count_kernel[(tiles, rows)](*sources, *meeting, **constants)
-        _list_kernel[(tiles, rows)](
-            *(*sources, top, *meeting, scratch.found, scratch.mass, scratch.arrived, values, ids),
-            TILES_PAD=next_power(tiles),
-            **constants,
-            **launch_options(pdl),
-        )
+        grid = (triton.cdiv(vocabulary, TILE), rows, 1)
+        count(aligned(logits), grid, *sources, *meeting)
+        own = (scratch.found, scratch.mass, scratch.arrived)
+        make_list(aligned(logits), grid, *sources, top, *meeting, *own, values, ids)
     parts = (1, named, top)
     value, named_value, top_value = values.split_with_sizes(parts, 1)
     rank, named_rank, top_id = ids.split_with_sizes(parts, 1)
     if token_ids is None:
         return value[:, 0], rank[:, 0], top_value, top_id, None, None
     return value[:, 0], rank[:, 0], top_value, top_id, named_value, named_rank
+
+
+@functools.cache
+def _launches(
+    device: torch.device, vocabulary: int, stride: int, pdl: bool
+) -> tuple[KeptLaunches, KeptLaunches]:
+    """The two kernels: they differ by nothing else but the alignment of the logits."""
+    tiles = triton.cdiv(vocabulary, TILE)
+    constants = {
+        "VOCABULARY": vocabulary,
+        "STRIDE": stride,
+        "TILES": tiles,
+        "TILE": TILE,
+        "PDL": pdl,
+    }
+    # The twin rounds products and sums apart.
+    options = {"num_warps": _WARPS, "enable_fp_fusion": False}
+    # Nothing is known of what runs in front, so the first waits for all of it as usual.
+    count = KeptLaunches(_count_kernel, constants, **options)
+    padded = {"TILES_PAD": next_power(tiles), **constants}
+    return count, KeptLaunches(_list_kernel, padded, **options, **launch_options(pdl))
 
 
 @triton.jit

@@ -135,8 +135,11 @@ class BatchBuilder:
         sequences = [share.sequence for share in shares]
         if mode.is_decode and self._kept is not None and sequences == self._kept_for:
             return self._kept
-        rows = self._send([_row(share) for share in shares])
         info = self._sampling(shares) if sampling else None
+        if info is not None and len(sampling) == len(shares):
+            rows = info.rows  # the same, sent already
+        else:
+            rows = self._send([_row(share) for share in shares])
         self._kept_for, self._kept = [], None
         if mode.is_decode and info is not None and info.mask is None:
             self._kept_for, self._kept = sequences, (rows, info)
