@@ -88,7 +88,7 @@ def test_the_log_of_a_start_tells_the_plan(
     assert re.search(r"Ready on cpu .*float32, context 256, KV tokens", caplog.text)
     for words in ("decode_attention = torch_native", "decode_graph = off", "kv_cache_dtype ="):
         assert words in caplog.text
-    assert re.search(r"sampling_defaults = .*'repetition_penalty': 1.1", caplog.text)
+    assert re.search(r"sampling_defaults = .*repetition_penalty 1\.1", caplog.text)
 
 
 def test_defaults_of_the_checkpoint_are_used_and_shown(with_defaults: Path) -> None:
