@@ -298,6 +298,8 @@ def test_a_profile_covers_the_steps_it_was_asked_for(shared: Shared, tmp_path: P
     [
         ("nothing", {}, "no control 'nothing'"),
         ("start_profile", {"folder": "/proc/nowhere"}, "cannot be written"),
+        ("start_profile", {"folder": "a\0b"}, "cannot be written"),
+        ("start_profile", {"folder": "~nobody-has-this-name/a"}, "cannot be written"),
         ("start_profile", {"folder": ".", "steps": 0}, "steps is 0"),
         ("stats", {"unknown": 1}, "stats failed"),
     ],

@@ -231,3 +231,15 @@ def test_the_description_is_whole(http) -> None:
             assert {"200", "4XX", "5XX"} <= set(operation["responses"]), (method, path)
     assert "ChatCompletion" in schemas
     assert described["paths"]["/v1/completions"]["post"]["requestBody"]
+
+
+def test_an_engine_that_hangs_is_told_of(http: TestClient, engine, monkeypatch) -> None:
+    async def hang(name: str, **arguments: object) -> dict:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(engine, "control", hang)
+    monkeypatch.setattr("headrace.serving.service.CONTROL_SECONDS", 0.05)
+    answer = http.get("/explain")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "slow"

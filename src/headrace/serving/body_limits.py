@@ -13,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.serving.errors import ApiError
 
 DROP_SECONDS = 5
+BODY_SECONDS = 60  # of silence
 BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
 class BodyLimits:
-    """413 for bodies above `most_bytes`, announced or not; 415 for what is not JSON."""
+    """413 for bodies above `most_bytes`, announced or not; 415 for what is not JSON; 408 for those
+    that stop on the way."""
 
     def __init__(self, app: ASGIApp, most_bytes: int) -> None:
         self._app, self._most_bytes = app, most_bytes
@@ -41,11 +43,21 @@ class BodyLimits:
         await self._app(scope, self._counting(receive), send)
 
     def _counting(self, receive: Receive) -> Receive:
-        read = 0
+        read, is_complete = 0, False
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, is_complete
+            try:
+                async with asyncio.timeout(None if is_complete else BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(
+                    408,
+                    f"Nothing of the body came for {BODY_SECONDS} s",
+                    code="too_slow",
+                    headers={"connection": "close"},
+                ) from None
+            is_complete = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self._most_bytes:
                 if message.get("more_body", False):

@@ -20,6 +20,7 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.serving.app import make_app
+from headrace.serving.http_protocol import BoundedHttp
 from headrace.serving.parsers.choice import NONE
 from headrace.serving.prompts import load_tokenizer
 from headrace.serving.records import log_record
@@ -176,6 +177,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
     try:
         made = uvicorn.Config(
             make_app(service),
+            http=BoundedHttp,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -24,6 +24,7 @@ from headrace.text.tokenizer import Tokenizer
 from headrace.version import __version__
 
 REMEMBERED_RECORDS = 512
+CONTROL_SECONDS = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +120,20 @@ class Service:
                 "queue_full",
             )
         return engine
+
+    async def control(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Call the engine by name, between two of its steps; see `EngineClient.control`.
+
+        Raises:
+            ApiError: 503 when no step ended for long, as when a device hangs.
+        """
+        try:
+            async with asyncio.timeout(CONTROL_SECONDS):
+                return await self.started_engine.control(name, **arguments)
+        except TimeoutError:
+            raise unavailable(
+                f"The engine did not answer within {CONTROL_SECONDS} s", "slow"
+            ) from None
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. `None`, "" and "default" mean the model that is here.

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
+from headrace.base.shown import shown
 
 log = get_logger(__name__)
 
@@ -37,13 +38,13 @@ class StepProfiler:
         if steps is not None and steps < 1:
             raise RequestError(f"steps is {steps}", remedy="Give a number from 1 on")
         name = f"headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.trace.json.gz"
-        path = Path(folder).expanduser() / name
         try:
+            path = Path(folder).expanduser() / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
             raise RequestError(
-                f"The profile cannot be written to {folder}", why=str(error)
+                f"The profile cannot be written to {shown(folder)}", why=str(error)
             ) from error
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():

@@ -15,4 +15,4 @@ router = APIRouter(tags=["control"], dependencies=[Depends(require_admin)])
 @router.post("/flush_cache", responses=replies())
 async def flush_cache(service: Annotated[Service, Depends(service_of)]) -> dict[str, Any]:
     """400 while requests run."""
-    return {"success": True, **await service.started_engine.control("flush_cache")}
+    return {"success": True, **await service.control("flush_cache")}

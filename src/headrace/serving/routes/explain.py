@@ -31,7 +31,7 @@ async def explain(
                 code="no_such_request",
             )
         return json_response(record.as_dict())
-    told = await service.started_engine.control("explain")
+    told = await service.control("explain")
     told["serving"] = [
         asdict(decision) | {"text": str(decision)} for decision in service.readers.decisions
     ]

@@ -30,10 +30,9 @@ async def start_profile(
     """Begin a trace; one at a time."""
     asked = body or ProfileRequest()
     folder = asked.output_dir or str(env.cache_dir() / "profiles")
-    engine = service.started_engine
     return {
         "success": True,
-        **await engine.control("start_profile", folder=folder, steps=asked.num_steps),
+        **await service.control("start_profile", folder=folder, steps=asked.num_steps),
     }
 
 

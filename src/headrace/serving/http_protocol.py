@@ -1,0 +1,91 @@
+"""uvicorn's HTTP/1.1 with bounds on what comes before a request is one, and our shape of errors.
+
+The parser itself takes heads of any length and waits for their end for ever: each connection could
+hold any amount of memory, and a descriptor for good.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.serving.errors import ApiError
+
+MOST_HEAD_BYTES = 1 << 16  # of request line and headers; one read of the socket more is seen
+HEAD_SECONDS = 30
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._head_bytes = 0
+        self._is_head = True
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_head and self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse(_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._forget_deadline()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MOST_HEAD_BYTES:
+            self._refuse(_too_large())
+            raise ValueError("the head is too large")  # ends the parser's work on it
+        self._is_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_head = True
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, "This cannot be read as HTTP", code="invalid_http"))
+
+    def _await_head(self) -> None:
+        self._forget_deadline()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _give_up(self) -> None:
+        self._refuse(ApiError(408, f"No request within {HEAD_SECONDS} s", code="too_slow"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer and hang up, once."""
+        self._forget_deadline()
+        if self.transport.is_closing():
+            return
+        body = error.encoded()
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _too_large() -> ApiError:
+    most = f"{MOST_HEAD_BYTES:,} bytes"
+    return ApiError(431, f"The headers have more than {most}", code="head_too_large")

@@ -1,0 +1,87 @@
+"""What comes over a socket before it is a request."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from headrace.serving import body_limits, http_protocol
+from headrace.serving.app import make_app
+from headrace.serving.http_protocol import MOST_HEAD_BYTES, BoundedHttp
+from headrace.serving.service import Service
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+END = b"connection: close\r\n\r\n"
+
+
+@pytest.fixture
+def say(make_service: Callable[..., Service]) -> Callable[..., tuple[int, Any]]:
+    """Send bytes to a server and read until it hangs up: (status, body) of the last answer."""
+
+    async def talk(parts: tuple[bytes, ...]) -> tuple[int, Any]:
+        config = uvicorn.Config(
+            make_app(make_service()), http=BoundedHttp, port=0, log_config=None, lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.01)
+            answers = await asyncio.wait_for(reader.read(), 10)
+        finally:
+            writer.close()
+            server.should_exit = True
+            await serving
+        *_, last = answers.split(b"HTTP/1.1 ")
+        return int(last[:3]), json.loads(last.partition(b"\r\n\r\n")[2])
+
+    return lambda *parts: asyncio.run(talk(parts))
+
+
+def test_requests_on_one_connection_are_counted_each(say) -> None:
+    padding = b"x: " + b"a" * (MOST_HEAD_BYTES // 2) + b"\r\n"
+    body = b'{"prompt": "a"}'
+    first = POST + padding + b"content-length: %d\r\n\r\n" % len(body) + body
+    assert say(*[first] * 5, HEALTH + padding + END) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_head_without_end_is_refused(say, ends: bool) -> None:
+    header = b"x: " + b"a" * (MOST_HEAD_BYTES // 4) + b"\r\n"
+    status, body = say(HEALTH + header * 5 + END if ends else HEALTH + header * 5)
+    assert (status, body["error"]["code"]) == (431, "head_too_large")
+
+
+def test_a_body_in_the_same_packet_is_no_head(say) -> None:
+    body = b'{"prompt": [' + b"5," * MOST_HEAD_BYTES + b"5]}"
+    status, told = say(POST + b"content-length: %d\r\n" % len(body) + END + body)
+    assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("junk", [b"\x16\x03\x01\r\n\r\n", POST + b"content-length: -5\r\n\r\n"])
+def test_what_is_no_request_gets_the_one_shape_of_errors(say, junk: bytes) -> None:
+    status, body = say(junk)
+    assert (status, body["error"]["code"]) == (400, "invalid_http")
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("parts", [(), (HEALTH,), (HEALTH + b"\r\n", HEALTH)])
+def test_a_head_that_does_not_come_is_not_awaited_for_ever(say, monkeypatch, parts) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    status, body = say(*parts)
+    assert (status, body["error"]["code"]) == (408, "too_slow")
+
+
+def test_nor_is_a_body(say, monkeypatch) -> None:
+    monkeypatch.setattr(body_limits, "BODY_SECONDS", 0.2)
+    status, body = say(POST + b"content-length: 500\r\n\r\n", b'{"prompt"')
+    assert (status, body["error"]["code"]) == (408, "too_slow")
