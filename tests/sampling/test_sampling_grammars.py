@@ -107,6 +107,12 @@ def test_what_is_no_grammar_is_refused(compiler, text: str) -> None:
         compiler.compile(form(grammar=text))
 
 
+def test_what_describes_no_answer_is_refused(compiler) -> None:
+    with pytest.raises(RequestError, match="describes no answer"):
+        compiler.compile(form(grammar="root ::= root"))
+    compiler.compile(form(grammar='root ::= "a" root'))  # it begins; its length ends it
+
+
 def test_choices(compiler) -> None:
     choices = ["yes", "no", "yes, please", 'a"b\\c\n\t', "[é]😀 |", "root ::= x"]
     compiled = compiler.compile(form(choice=choices))

@@ -63,6 +63,12 @@ def test_what_templates_expect(template, expected):
     assert render(template, thinking="on") == expected
 
 
+def test_variables_may_have_any_name():
+    message = {"role": "user", "content": "a"}
+    text = render("{{ self_ }}{{ messages[0].content }}", message, self_=1, self=2, context=3)
+    assert text == "1a"
+
+
 def test_content_as_parts():
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}
     assert render("{{ messages[0].content }}", parts) == "a\nb"

@@ -18,6 +18,7 @@ from headrace.engine.interrupts import interrupts_held
 from headrace.engine.prompts import (
     Prompt,
     bad_words,
+    check_allowed,
     check_end_tokens,
     check_params,
     check_structured,
@@ -127,6 +128,7 @@ class Engine:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
         ends = stop_ids(params, self.eos_token_ids)
+        check_allowed(params, ends)
         check_structured(params, self.tokenizer, ends)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))

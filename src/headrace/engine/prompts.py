@@ -135,6 +135,16 @@ def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset
     return ids
 
 
+def check_allowed(params: SamplingParams, ends: frozenset[int]) -> None:
+    """Raise `RequestError` where no first token may be made: end tokens wait for min_tokens."""
+    if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            f"allowed_token_ids has end tokens only and min_tokens is {params.min_tokens}",
+            why="end tokens are not allowed before min_tokens",
+            remedy="Allow others, or leave min_tokens out",
+        )
+
+
 def check_end_tokens(eos_token_ids: frozenset[int]) -> None:
     """Raise `CheckpointError` for a model whose own end tokens fill more than a row."""
     if len(eos_token_ids) > MAX_ROW_STOP_IDS:

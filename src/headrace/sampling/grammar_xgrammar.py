@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headrace.base.errors import RequestError
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.grammar import CompiledGrammar
+from headrace.sampling.host_mask import mask_words
 from headrace.sampling.json_schema import checked_schema
 from headrace.sampling.json_text_masks import JsonPlace, JsonTextMasks, place_after
 from headrace.sampling.regex_text import checked_regex
@@ -124,7 +126,7 @@ class XgrammarVocabulary:
     def __init__(self, pieces: Sequence[bytes], vocab_size: int) -> None:
         import xgrammar
 
-        self._pieces = pieces
+        self._pieces, self._vocab_size = pieces, vocab_size
         self._utf8, self._json = Utf8Masks(pieces, vocab_size), JsonTextMasks(pieces, vocab_size)
         self._xgrammar: Any = xgrammar
         self._compiler = xgrammar.GrammarCompiler(
@@ -142,12 +144,24 @@ class XgrammarVocabulary:
     def compile(self, structured: StructuredOutput) -> "XgrammarGrammar":
         compiled = self._compile(structured)
         json = self._json if structured.kind in ("json_schema", "json_object") else None
-        return XgrammarGrammar(
+        grammar = XgrammarGrammar(
             compiled.memory_size_bytes,
             lambda: XgrammarMatcher(
                 self._xgrammar.GrammarMatcher(compiled), self._pieces, self._utf8, json
             ),
         )
+        self._check_beginning(structured, grammar.matcher())
+        return grammar
+
+    def _check_beginning(self, structured: StructuredOutput, matcher: "XgrammarMatcher") -> None:
+        """Raise `RequestError` where no answer begins, as with the rule `root ::= root`."""
+        line = torch.zeros(mask_words(self._vocab_size), dtype=torch.int32)
+        matcher.allowed(line)
+        if not (bool(line.any()) or matcher.is_complete):
+            raise RequestError(
+                f"The {structured.kind} of structured describes no answer",
+                why="no token of this vocabulary may come first",
+            )
 
     def _compile(self, structured: StructuredOutput) -> Any:
         compiler, text = self._compiler, checked_form(structured)

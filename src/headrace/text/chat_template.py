@@ -93,7 +93,7 @@ class _Template:
         self._source = source
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        return _guarded(lambda: self._compiled.render(**variables))
+        return _guarded(lambda: self._compiled.render(variables))
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
