@@ -23,6 +23,7 @@ class AttentionCapabilities:
     Attributes:
         platforms: `Hardware.platform` it runs on; `None` for all.
         dtypes: of the queries. kv_dtypes: of the pool. mixed_dtypes: the two may differ.
+        mixed_head_dims: keys and values may be of different dimensions.
         graph_decode, graph_prefill: its forward may be recorded into a graph.
         needs_exact_host_lengths: an upper bound in `ForwardBatch.bounds` is not enough for it.
         deterministic: a row's result has the same bits whatever else is in the batch.
@@ -44,6 +45,7 @@ class AttentionCapabilities:
     needs_exact_host_lengths: bool
     deterministic: bool
     speculation: bool
+    mixed_head_dims: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,10 @@ def need_refusals(
         capabilities.mixed_dtypes or need.dtype == need.kv_dtype,
         f"needs queries ({need.dtype}) and KV cache ({need.kv_dtype}) of one dtype",
         "leave kv_cache_dtype at auto",
+    )
+    check(
+        capabilities.mixed_head_dims or need.head_dim == need.v_head_dim,
+        f"needs keys ({need.head_dim}) and values ({need.v_head_dim}) of one dimension",
     )
     check(
         capabilities.page_sizes is None or need.page_size in capabilities.page_sizes,

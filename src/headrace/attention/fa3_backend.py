@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
-from headrace.attention.capabilities import AttentionCapabilities, AttentionNeed
+from headrace.attention.capabilities import AttentionCapabilities
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
@@ -63,6 +63,7 @@ class FlashAttention3Backend(AttentionBackend):
         needs_exact_host_lengths=False,
         deterministic=False,  # the number of splits follows the batch
         speculation=False,
+        mixed_head_dims=False,
     )
 
     def __init__(self, setting: AttentionSetting) -> None:
@@ -82,15 +83,6 @@ class FlashAttention3Backend(AttentionBackend):
             reason = f"is for compute capability {HOPPER}, not {hardware.capability}"
             return Refusal(subject=cls.name, reason=reason, remedy="choose another backend")
         return PACKAGE.refusal(hardware)
-
-    @classmethod
-    def refusals(cls, need: AttentionNeed, hardware: Hardware) -> list[Refusal]:
-        found = super().refusals(need, hardware)
-        if need.head_dim != need.v_head_dim:
-            reason = f"needs keys ({need.head_dim}) and values ({need.v_head_dim}) of one dimension"
-            remedy = "choose another attention backend"
-            found.append(Refusal(subject=cls.name, reason=reason, remedy=remedy))
-        return found
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         new = batch.bounds.extend_lens

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
-from headrace.attention.capabilities import AttentionCapabilities, AttentionNeed
+from headrace.attention.capabilities import AttentionCapabilities
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
@@ -100,6 +100,7 @@ class FlashInferBackend(AttentionBackend):
         needs_exact_host_lengths=False,
         deterministic=False,  # the splits follow the batch
         speculation=False,
+        mixed_head_dims=False,
     )
 
     def __init__(self, setting: AttentionSetting) -> None:
@@ -119,15 +120,6 @@ class FlashInferBackend(AttentionBackend):
             reason = f"has no kernel for compute capability {hardware.capability}, only from (8, 0)"
             return Refusal(subject=cls.name, reason=reason, remedy="choose another backend")
         return PACKAGE.refusal(hardware)
-
-    @classmethod
-    def refusals(cls, need: AttentionNeed, hardware: Hardware) -> list[Refusal]:
-        found = super().refusals(need, hardware)
-        if need.head_dim != need.v_head_dim:
-            reason = f"needs keys ({need.head_dim}) and values ({need.v_head_dim}) of one dimension"
-            remedy = "choose another attention backend"
-            found.append(Refusal(subject=cls.name, reason=reason, remedy=remedy))
-        return found
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         new, total = (
