@@ -6,25 +6,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))  # the fake server lives there
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))  # the fake server and the config
 
+from dummy_config import CONFIG
 from fake_llm import FakeLLM
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture
