@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+_encode = msgspec.json.Encoder().encode
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -33,6 +36,11 @@ def event(payload: bytes) -> bytes:
         if raw in payload:  # inside a text, the only place where JSON has other than ASCII
             payload = payload.replace(raw, escaped)
     return b"data: " + payload + b"\n\n"
+
+
+def event_of(body: Any) -> bytes:
+    """One event of `body` as msgspec encodes it."""
+    return event(_encode(body))
 
 
 class EventStream(Response):

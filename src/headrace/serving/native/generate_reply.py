@@ -5,19 +5,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from headrace.request.messages import Delta, TokenLogprobs
 from headrace.request.outcome import Finished, Logprob
-from headrace.serving.event_stream import DONE, event
+from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.openai.logprobs import Entries, finite, likeliest
 from headrace.serving.service import Service
 
 Triple = tuple[float | None, int, str | None]  # logprob, token id, its text if asked
-
-encode_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -61,7 +57,7 @@ class GenerateReply:
             if self._is_list:
                 before = sum(len(choices) for choices in self._choices[:place])
                 told["index"] = before + delta.index
-            yield event(encode_json(told))
+            yield event_of(told)
         yield DONE
 
     def _take(self, place: int, delta: Delta) -> None:

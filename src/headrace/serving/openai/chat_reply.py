@@ -4,11 +4,10 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.request.messages import Delta
-from headrace.serving.event_stream import DONE, event
+from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import ChatPlan
 from headrace.serving.openai.chat_request import ChatRequest
@@ -31,8 +30,6 @@ from headrace.serving.openai.replies import (
 )
 from headrace.serving.openai.usage import usage
 from headrace.serving.service import Service
-
-encode_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -103,7 +100,7 @@ class ChatReply:
             for chunk in self._chunks(delta):
                 yield self._event(chunk)
         if body.includes_usage:
-            yield event(encode_json(self._wrapped([], self._usage())))
+            yield event_of(self._wrapped([], self._usage()))
         yield DONE
 
     def _chunks(self, delta: Delta) -> list[ChatChunkChoice]:
@@ -152,7 +149,7 @@ class ChatReply:
         counts = self._usage() if self._body.continuous_usage else UNSET
         chunk = self._wrapped([choice], counts)
         chunk.prompt_token_ids = prompt_ids
-        return event(encode_json(chunk))
+        return event_of(chunk)
 
     def _wrapped(self, choices: list[ChatChunkChoice], counts: Usage | UnsetType) -> ChatChunk:
         return ChatChunk(

@@ -4,11 +4,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.request.messages import Delta, TokenLogprobs
-from headrace.serving.event_stream import DONE, event
+from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
 from headrace.serving.openai.completion_plan import CompletionPlan
 from headrace.serving.openai.completion_request import CompletionRequest
@@ -21,8 +20,6 @@ from headrace.serving.openai.replies import (
 )
 from headrace.serving.openai.usage import usage
 from headrace.serving.service import Service
-
-encode_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -90,9 +87,9 @@ class CompletionReply:
         """What comes, the ending of each choice once, usage if asked, [DONE]."""
         async for _, _, chunk in self._chunks():
             counts = self._usage() if self._body.continuous_usage else UNSET
-            yield event(encode_json(self._wrapped([chunk], counts)))
+            yield event_of(self._wrapped([chunk], counts))
         if self._body.includes_usage:
-            yield event(encode_json(self._wrapped([], self._usage())))
+            yield event_of(self._wrapped([], self._usage()))
         yield DONE
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, int, CompletionChoice], None]:
