@@ -120,6 +120,7 @@ class Reference:
         for module in runner.model.modules():
             if hasattr(module, "operators"):
                 module.operators = TORCH_OPERATORS  # type: ignore[assignment]
+        runner.kernel_sampler = None  # which would sample in the place of the forcing one
         self._sampler = runner.sampler = ForcingSampler(tolerance)
 
     def score(
@@ -133,6 +134,7 @@ class Reference:
             self.engine.step()
         output = handle.output()
         assert output.outputs[0].finish_reason == "length", output.outputs[0].message
+        assert len(sampler.scored.picks) == len(output.outputs[0].token_ids), "not sampled by forcing"
         sampler.scored.prompt_logprobs = output.prompt_logprobs
         return sampler.scored
 
