@@ -1,6 +1,7 @@
 """What comes out of a forward and of sampling. Shapes: S sampling rows, V vocabulary."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -85,12 +86,16 @@ class PPProxyTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One forward's result, with the path and bucket it took and why better ones were refused."""
+    """One forward's result, with the path and bucket it took and why better ones were refused.
+
+    `evidence`: what observers left on the device, by name.
+    """
 
     logits_output: LogitsProcessorOutput | PPProxyTensors
     path: str
     bucket: Bucket
     refused: tuple[Refusal, ...] = ()
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

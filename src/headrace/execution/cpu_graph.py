@@ -29,6 +29,7 @@ from headrace.execution.eager import Logits
 from headrace.execution.path import CaptureReport
 from headrace.execution.preparation import BatchPreparation
 from headrace.layers.attention import SelfAttention
+from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
 
@@ -84,7 +85,7 @@ class CpuGraphPath:
         model: what `EagerPath` runs: (input_ids, positions, batch) -> hidden states.
         layers: its attention layers, bound to pool and backend.
         groups: page size of each KV group.
-        preparation, backends, logits: as for `EagerPath`.
+        preparation, backends, logits, taps: as for `EagerPath`.
         compile_seconds: once so much time went into compiling, no further bucket is compiled.
     """
 
@@ -100,12 +101,13 @@ class CpuGraphPath:
         preparation: BatchPreparation,
         backends: Sequence[AttentionBackend],
         logits: Logits,
+        taps: Taps = NO_TAPS,
         compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
         self.sizes = tuple(sizes)
         self._model, self._layers = model, tuple(layers)
         self._groups, self._preparation = dict(groups), preparation
-        self._backends, self._logits = tuple(backends), logits
+        self._backends, self._logits, self._taps = tuple(backends), logits, taps
         self._compile_seconds = compile_seconds
         self._compiled: dict[Bucket, CompiledStep] = {}
         self._report = CaptureReport(seconds={}, bytes={})
@@ -187,4 +189,7 @@ class CpuGraphPath:
         self._preparation.fill(batch)
         for backend in self._backends:
             backend.prepare_metadata(batch)
-        return self._logits(self._compiled[bucket].run(batch), batch)
+        self._taps.before(batch)
+        hidden = self._compiled[bucket].run(batch)
+        self._taps.after(batch)
+        return self._logits(hidden, batch)

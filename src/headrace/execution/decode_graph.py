@@ -32,6 +32,7 @@ from headrace.execution.path import CaptureReport, next_missing
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
 from headrace.kernels.one_storage import one_storage
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
+from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
 
@@ -99,6 +100,7 @@ class DecodeGraphPath:
         model: (input_ids, positions, batch) -> hidden states.
         head: hidden states [n, H] -> logits [n, V] float32.
         pdl: programmatic dependent launch.
+        taps: device work around the model, recorded with it.
     """
 
     name = "decode_graph"
@@ -114,12 +116,13 @@ class DecodeGraphPath:
         model: Model,
         head: Callable[[Tensor], Tensor],
         pdl: bool,
+        taps: Taps = NO_TAPS,
     ) -> None:
         self.sizes = tuple(sizes)
         self._plain = tuple(Bucket(tokens=size, sequences=size) for size in self.sizes)
         self._rows, self._tables, self._page_size = rows, dict(tables), page_size
         self._backends, self._model, self._head = tuple(backends), model, head
-        self._pdl = pdl
+        self._pdl, self._taps = pdl, taps
         largest = self.sizes[-1]
         self._inputs = StaticInputs(largest, self._tables, rows.device)
         self._columns = SamplingColumns.of(rows)
@@ -249,7 +252,10 @@ class DecodeGraphPath:
         )
         for backend in self._backends:
             backend.prepare_metadata_in_graph(batch)
-        logits = self._head(self._model(batch.input_ids, batch.positions, batch))
+        self._taps.before(batch)
+        hidden = self._model(batch.input_ids, batch.positions, batch)
+        self._taps.after(batch)
+        logits = self._head(hidden)
         tokens, finite = inputs.tokens[:size], inputs.finite[:size]
         sample_tokens(
             logits,

@@ -11,6 +11,7 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.execution.path import CaptureReport
 from headrace.execution.preparation import BatchPreparation
+from headrace.observers.tap import NO_TAPS, Taps
 
 Model = Callable[[Tensor, Tensor, ForwardBatch], Tensor]
 Logits = Callable[[Tensor, ForwardBatch], LogitsProcessorOutput]
@@ -24,6 +25,7 @@ class EagerPath:
         backends: one per KV group.
         model: (input_ids [T], positions [T], batch) -> hidden states [T, H].
         logits: (hidden states, batch) -> logits of the rows that sample.
+        taps: device work around the model.
     """
 
     name = "eager"
@@ -34,9 +36,10 @@ class EagerPath:
         backends: Sequence[AttentionBackend],
         model: Model,
         logits: Logits,
+        taps: Taps = NO_TAPS,
     ) -> None:
         self._preparation, self._backends = preparation, tuple(backends)
-        self._model, self._logits = model, logits
+        self._model, self._logits, self._taps = model, logits, taps
 
     def admits(self, facts: BatchFacts) -> Bucket | Refusal:
         return Bucket(tokens=facts.tokens, sequences=facts.sequences)
@@ -60,5 +63,7 @@ class EagerPath:
         self._preparation.fill(batch)
         for backend in self._backends:
             backend.prepare_metadata(batch)
+        self._taps.before(batch)
         hidden = self._model(batch.input_ids, batch.positions, batch)
+        self._taps.after(batch)
         return self._logits(hidden, batch)

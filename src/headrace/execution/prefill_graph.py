@@ -31,6 +31,7 @@ from headrace.execution.path import CaptureReport, next_missing
 from headrace.execution.preparation import BatchPreparation
 from headrace.execution.segments import RecordedBody, Recorder, record
 from headrace.layers.attention import SelfAttention
+from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
 
@@ -141,7 +142,8 @@ class PrefillGraphPath:
         recorder: how segments are recorded.
         ask: 1 captures at the first ask.
         quick: a body is there at once and not compiled for seconds, so that an idle moment will do.
-        preparation, backends, logits: as for `EagerPath`.
+        preparation, backends, logits, taps: as for `EagerPath`; taps are not recorded, since they
+            read tables, which the recorded body has none of.
     """
 
     name = "prefill_graph"
@@ -161,12 +163,14 @@ class PrefillGraphPath:
         preparation: BatchPreparation,
         backends: Sequence[AttentionBackend],
         logits: Logits,
+        taps: Taps = NO_TAPS,
     ) -> None:
         self.sizes = tuple(sizes)
         self._buckets = tuple(Bucket(tokens=size, sequences=0) for size in self.sizes)
         self._body, self._layers, self._recorder = body, tuple(layers), recorder
         self._inputs = PrefillInputs(self.sizes[-1], groups, layers, dtype=dtype, device=device)
-        self._preparation, self._backends, self._logits = preparation, tuple(backends), logits
+        self._preparation, self._backends = preparation, tuple(backends)
+        self._logits, self._taps = logits, taps
         self._ask, self._quick, self._asked = ask, quick, Counter[Bucket]()
         self._captured: dict[Bucket, RecordedBody] = {}
         self._report = CaptureReport(seconds={}, bytes={})
@@ -262,5 +266,7 @@ class PrefillGraphPath:
         for backend in self._backends:
             backend.prepare_metadata(batch)
         self._inputs.fill(batch, bucket.tokens)
+        self._taps.before(batch)
         hidden = self._captured[bucket].replay(batch, bucket.tokens)
+        self._taps.after(batch)
         return self._logits(hidden, batch)

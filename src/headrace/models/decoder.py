@@ -4,8 +4,11 @@ Modules carry the names of the checkpoint (`model.layers.0.self_attn...`). What 
 families is in the traits, and in the block where the wiring differs.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from headrace.batch.forward_batch import ForwardBatch
@@ -17,6 +20,9 @@ from headrace.layers.mlp import GatedMLP
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import RotaryEmbedding, Rotation
 from headrace.layers.weights import WeightSpace
+
+LayerTap = Callable[[int, Tensor], None]
+"""(layer, residual stream behind it [T, H]); the stream may be written by the next layer."""
 
 
 class CausalLM(Protocol):
@@ -62,7 +68,9 @@ class PreNormBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states."""
+    """Token ids to hidden states. `layer_tap` sees what every layer leaves."""
+
+    layer_tap: LayerTap | None = None
 
     def __init__(
         self,
@@ -89,8 +97,10 @@ class Decoder(nn.Module):
         """[T], [T] -> [T, H]"""
         rotations = {name: rope(positions) for name, rope in self.ropes.items()}
         x: Tensor = self.embed_tokens(input_ids)
-        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
-            x = layer(x, rotations[rope], batch)
+        for index, rope in enumerate(self.rope_of_layer):
+            x = self.layers[index](x, rotations[rope], batch)
+            if self.layer_tap is not None:
+                self.layer_tap(index, added(x, self.norm.dtype))
         return self.norm(x)  # type: ignore[no-any-return]
 
 
@@ -121,6 +131,16 @@ class CausalDecoder(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
+    @contextmanager
+    def tapped(self, tap: LayerTap) -> Iterator[None]:
+        """Within: `tap` sees the stream behind every layer, on paths that run the model itself, and
+        in graphs that are captured meanwhile."""
+        before, self.model.layer_tap = self.model.layer_tap, tap
+        try:
+            yield
+        finally:
+            self.model.layer_tap = before
+
     def attention_layers(self) -> list[SelfAttention]:
         return [module for module in self.modules() if isinstance(module, SelfAttention)]
 
@@ -132,6 +152,11 @@ class CausalDecoder(nn.Module):
         if self.traits.tie_word_embeddings:
             names.add("lm_head.weight")
         return frozenset(names)
+
+
+def added(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A residual stream that may come in parts (`Operators`), [T, H] in the model's dtype."""
+    return x if x.dim() == 2 else x.sum(0).to(dtype)
 
 
 def norm(traits: ModelTraits, space: WeightSpace) -> RMSNorm:

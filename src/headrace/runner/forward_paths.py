@@ -27,6 +27,7 @@ from headrace.execution.preparation import BatchPreparation
 from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
 from headrace.models.decoder import CausalDecoder
+from headrace.observers.tap import NO_TAPS, Taps
 from headrace.runner.prefill_graph_choice import OFF, PIECEWISE
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class PathBuilder:
     Args:
         rows: the columns. tables: page table [R, max pages] int32 of each KV group.
         backends: of each KV group. dtype: of the model.
+        taps: device work around every forward.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class PathBuilder:
         tables: Mapping[str, torch.Tensor],
         backends: Mapping[str, AttentionBackend],
         dtype: torch.dtype,
+        taps: Taps = NO_TAPS,
     ) -> None:
         self._plan, self._model = plan, model
         self._rows, self._tables, self._dtype = rows, tables, dtype
@@ -118,6 +121,7 @@ class PathBuilder:
             "preparation": BatchPreparation(rows, tables, self._page_size),
             "backends": tuple(backends.values()),
             "logits": lambda hidden, batch: process_logits(model, hidden, batch),
+            "taps": taps,
         }
         self._layers: dict[str, Any] = {
             "layers": model.attention_layers(),
@@ -150,6 +154,7 @@ class PathBuilder:
             model=self._model.forward,
             head=self._model.compute_logits,
             pdl=has_dependent_launch(self._rows.device),
+            taps=self._around["taps"],
         )
 
     def _prefill_graph(self) -> PrefillGraphPath | None:

@@ -43,7 +43,9 @@ from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
+from headrace.observers.step_observer import ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
+from headrace.runner.observing import build_observers, build_taps
 from headrace.sampling.sampler import Sampler
 
 log = get_logger(__name__)
@@ -82,6 +84,7 @@ class ModelRunner:
     backends: dict[str, AttentionBackend]
     paths: ForwardPaths
     selector: Selector
+    observers: Observers
 
     def __init__(
         self, config: EngineConfig, persona: Persona, plan: Plan, load_weights: LoadWeights
@@ -245,6 +248,7 @@ class ModelRunner:
         with self._part("forward paths"):
             self.paths = self.make_paths(self.plan)
             self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
+            self.observers = build_observers(self.plan)
 
     def make_paths(self, plan: Plan) -> ForwardPaths:
         """Paths over this runner's model and memory, as `plan` has them."""
@@ -256,6 +260,7 @@ class ModelRunner:
             tables={name: pool.table(name) for name in pool.groups},
             backends=self.backends,
             dtype=self.dtype,
+            taps=build_taps(plan),
         ).build()
 
     @property
@@ -291,11 +296,15 @@ class ModelRunner:
         """One forward of `batch` on the best path that admits it."""
         self.selector.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
+        run = ForwardRun(batch=batch, path=choice.path.name, bucket=choice.bucket)
+        with self.observers.around(run) as evidence:
+            logits_output = self._forward_raw(batch, choice, pp_proxy_tensors)
         return ModelRunnerOutput(
-            logits_output=self._forward_raw(batch, choice, pp_proxy_tensors),
-            path=choice.path.name,
-            bucket=choice.bucket,
+            logits_output=logits_output,
+            path=run.path,
+            bucket=run.bucket,
             refused=choice.refused,
+            evidence=evidence.tensors,
         )
 
     def _forward_raw(

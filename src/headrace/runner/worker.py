@@ -1,5 +1,6 @@
 """One rank's step: forward, sample, advance, and send the results to the host."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ class HostResults:
     Attributes:
         tokens: sampled token of each sampling row; finite: whether its logits were numbers.
         logprobs, prompt_logprobs, hidden: host tensors, `None` when no row asked.
+        evidence: what observers left, by name.
     """
 
     tokens: list[int]
@@ -29,6 +31,7 @@ class HostResults:
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
     hidden: HiddenStates | None
+    evidence: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class StepResult:
     bucket: Bucket
     refused: tuple[Refusal, ...]
     in_flight: InFlight
+    evidence: tuple[str, ...] = ()
 
     @property
     def was_immediate(self) -> bool:
@@ -53,6 +57,7 @@ class StepResult:
             logprobs=_unpack("logprobs", TokenLogprobs, host),
             prompt_logprobs=_unpack("prompt_logprobs", TokenLogprobs, host),
             hidden=_unpack("hidden", HiddenStates, host),
+            evidence={name: host[name] for name in self.evidence},
         )
 
 
@@ -69,6 +74,7 @@ class TpModelWorker:
         logits = output.logits_output
         assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
         tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | _pack("hidden", logits.hidden)
+        tensors |= output.evidence
         sampled = self.runner.sample(logits, batch)
         if sampled is not None:
             tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
@@ -78,6 +84,7 @@ class TpModelWorker:
             bucket=output.bucket,
             refused=output.refused,
             in_flight=self._ring.send(tensors),
+            evidence=tuple(output.evidence),
         )
 
 

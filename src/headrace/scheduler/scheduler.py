@@ -262,6 +262,7 @@ class Scheduler:
             results = step.result.collect()
         finally:
             self.history.take(step)
+        self.worker.runner.observers.take(results.evidence)
         take_prompt_logprobs(step, results, self._decode_token)
         logprobs = sampled_logprobs(step, results, self._decode_token)
         finite = dict.fromkeys((share.sequence for share in step.shares), True)

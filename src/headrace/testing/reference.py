@@ -134,7 +134,8 @@ class Reference:
             self.engine.step()
         output = handle.output()
         assert output.outputs[0].finish_reason == "length", output.outputs[0].message
-        assert len(sampler.scored.picks) == len(output.outputs[0].token_ids), "not sampled by forcing"
+        sampled = len(output.outputs[0].token_ids)
+        assert len(sampler.scored.picks) == sampled, "somebody else sampled"
         sampler.scored.prompt_logprobs = output.prompt_logprobs
         return sampler.scored
 

@@ -1,0 +1,1 @@
+"""What a forward leaves behind besides its results."""

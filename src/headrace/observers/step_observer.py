@@ -1,0 +1,66 @@
+"""Observers: contexts of the host around a forward, and what they send behind it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.batch.facts import Bucket
+from headrace.batch.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRun:
+    """A forward that is about to run: its batch, the path that was chosen, and its bucket."""
+
+    batch: ForwardBatch
+    path: str
+    bucket: Bucket
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """What the observers of one forward leave: tensors by name ("observer.what").
+
+    They reach the host with the results of the step, so they are memory of their own, or stay as
+    they are until the next forward.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class StepObserver(Protocol):
+    """Looks at a forward from the host. Between two steps, never inside a graph."""
+
+    name: str
+
+    def around(self, run: ForwardRun, evidence: Evidence) -> AbstractContextManager[None]:
+        """Entered before the path runs, left when all of its work is launched."""
+
+    def take(self, host: Mapping[str, Tensor]) -> None:
+        """The tensors of a step have arrived, in the order of the steps. May raise."""
+
+
+class Observers:
+    """All observers of a runner, in order; without one, nothing is done."""
+
+    def __init__(self, members: Sequence[StepObserver] = ()) -> None:
+        self.members = tuple(members)
+
+    @contextmanager
+    def around(self, run: ForwardRun) -> Iterator[Evidence]:
+        evidence = Evidence()
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.around(run, evidence))
+            yield evidence
+
+    def take(self, host: Mapping[str, Tensor]) -> None:
+        """Hand over what has arrived with a step's results."""
+        for member in self.members:
+            member.take(host)
+
+
+NO_OBSERVERS = Observers()
