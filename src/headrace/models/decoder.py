@@ -95,13 +95,23 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """[T], [T] -> [T, H]"""
-        rotations = {name: rope(positions) for name, rope in self.ropes.items()}
         x: Tensor = self.embed_tokens(input_ids)
-        for index, rope in enumerate(self.rope_of_layer):
-            x = self.layers[index](x, rotations[rope], batch)
+        x = self.run_layers(x, self.rotations(positions), batch, 0, len(self.layers))
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def rotations(self, positions: Tensor) -> dict[str, Rotation]:
+        """positions [T] -> the rotation of each kind of rope."""
+        return {name: rope(positions) for name, rope in self.ropes.items()}
+
+    def run_layers(
+        self, x: Tensor, rotations: dict[str, Rotation], batch: ForwardBatch, first: int, end: int
+    ) -> Tensor:
+        """Layers [first, end) on the residual stream, [T, H] -> [T, H], maybe in parts."""
+        for index in range(first, end):
+            x = self.layers[index](x, rotations[self.rope_of_layer[index]], batch)
             if self.layer_tap is not None:
                 self.layer_tap(index, added(x, self.norm.dtype))
-        return self.norm(x)  # type: ignore[no-any-return]
+        return x
 
 
 class CausalDecoder(nn.Module):

@@ -68,6 +68,21 @@ def row_start(sequence: Sequence) -> RowStart:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltStep:
+    """A step that may be launched: its batch, and what it will bring to whom.
+
+    Attributes:
+        sampling: the shares that sample. prompt_spans: prompt logprobs. state_parts: hidden states.
+    """
+
+    shares: list[Share]
+    batch: ForwardBatch
+    sampling: list[Share]
+    prompt_spans: list[PromptSpan]
+    state_parts: StateParts
+
+
 class BatchBuilder:
     """Makes the batch of each step.
 
@@ -81,11 +96,8 @@ class BatchBuilder:
         self._kept_for: list[Sequence] = []
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
 
-    def build(
-        self, shares: Seq[Share]
-    ) -> tuple[ForwardBatch, list[Share], list[PromptSpan], StateParts]:
-        """The batch of a step, the shares that sample, and the prompt logprobs and hidden states
-        it will bring."""
+    def build(self, shares: list[Share]) -> BuiltStep:
+        """The batch of a step, and the prompt logprobs and hidden states it will bring."""
         mode = _mode(shares)
         sampling = [share for share in shares if share.samples]
         spans, token_index, targets, top = _prompt_logprobs(shares)
@@ -127,7 +139,13 @@ class BatchBuilder:
             batch.side = SideRequest(prompt_logprobs=scored, hidden=states)
         elif states is not None:
             batch.side = SideRequest(hidden=states)
-        return batch, sampling, spans, parts
+        return BuiltStep(
+            shares=shares,
+            batch=batch,
+            sampling=sampling,
+            prompt_spans=spans,
+            state_parts=parts,
+        )
 
     def _rows_and_sampling(
         self, mode: ForwardMode, shares: Seq[Share], sampling: Seq[Share]

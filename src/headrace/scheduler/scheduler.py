@@ -18,11 +18,11 @@ from headrace.kernels.noise import derive_seed
 from headrace.request.outcome import Finished, FinishReason
 from headrace.request.request import Request
 from headrace.runner.model_runner import ModelRunner
-from headrace.runner.worker import TpModelWorker
+from headrace.runner.worker import StepResult, TpModelWorker
 from headrace.sampling.host_logprobs import Decode
 from headrace.sampling.host_mask import HostMask
 from headrace.scheduler.chooser import Chooser, Limits, Share
-from headrace.scheduler.launch import BatchBuilder, LaunchedStep, row_start
+from headrace.scheduler.launch import BatchBuilder, BuiltStep, LaunchedStep, row_start
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
@@ -211,34 +211,40 @@ class Scheduler:
         self.counts["failed_steps"] += 1
 
     def _run(self, shares: list[Share]) -> LaunchedStep:
+        built = self._build(shares)
+        launched = time.perf_counter()
+        result = self.worker.forward_batch_generation(built.batch)
+        _hold(shares)
+        return self._launched(built, result, launched)
+
+    def _build(self, shares: list[Share]) -> BuiltStep:
         runner = self.worker.runner
         if self.chooser.admitted:
             runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
             self._builder.forget()
         runner.req_to_token_pool.flush()
-        batch, sampling, spans, parts = self._builder.build(shares)
-        launched = time.perf_counter()
-        result = self.worker.forward_batch_generation(batch)
+        return self._builder.build(shares)
+
+    def _launched(self, built: BuiltStep, result: StepResult, launched: float) -> LaunchedStep:
+        """The record of a step of which all is launched, since `launched`."""
         returned = time.perf_counter()
-        for share in shares:
+        for share in built.shares:
             sequence = share.sequence
-            sequence.length_bound += share.new_tokens
-            sequence.in_flight += 1
             sequence.took_path(result.path)
             if share.samples:
                 sequence.pending += 1
                 sequence.sampled_here = True
-        prompt_tokens = sum(share.new_tokens for share in shares if not share.from_row)
+        prompt_tokens = sum(share.new_tokens for share in built.shares if not share.from_row)
         self.counts["steps"] += 1
         self.counts["prompt_tokens"] += prompt_tokens
         return LaunchedStep(
-            shares=shares,
-            sampling=sampling,
-            prompt_spans=spans,
-            state_parts=parts,
+            shares=built.shares,
+            sampling=built.sampling,
+            prompt_spans=built.prompt_spans,
+            state_parts=built.state_parts,
             result=result,
             number=self.counts["steps"],
-            tokens=batch.facts.tokens,
+            tokens=built.batch.facts.tokens,
             prompt_tokens=prompt_tokens,
             launched=launched,
             returned=returned,
@@ -364,6 +370,13 @@ def _context_limit(length: Decision[int]) -> str:
     if length.asked:
         return "max_model_len asks for it"
     return length.refused[0].reason if length.refused else length.reason
+
+
+def _hold(shares: list[Share]) -> None:
+    """A step is under way: its sequences keep rows and pages until it is processed."""
+    for share in shares:
+        share.sequence.length_bound += share.new_tokens
+        share.sequence.in_flight += 1
 
 
 def _describe(error: BaseException) -> str:
