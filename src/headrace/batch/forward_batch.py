@@ -4,6 +4,7 @@ Shapes: T tokens and B sequences of the step. The scheduler fills the host side;
 path gathers the tensors from the rows, in extend too, but for the prompt's token ids.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +61,7 @@ class ForwardBatch:
             stands (a decode row of a mixed step); `None` in decode.
         sampling: the rows that sample in this step, `None` in warm-up and idle steps.
         side: what leaves the forward besides logits.
+        names: what each sequence is called, for whoever tells of it; made when asked.
         input_ids, positions: [T] int64, filled by preparation.
         seq_lens, extend_lens, prefix_lens, extend_start: [B] int32, filled by preparation; lengths
             after this step; the last three stay `None` in decode.
@@ -73,6 +75,7 @@ class ForwardBatch:
     prompt_tokens: Tensor | None = None
     sampling: SamplingBatchInfo | None = None
     side: SideRequest = field(default_factory=SideRequest)
+    names: Callable[[], list[str]] = list
     input_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seq_lens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))

@@ -306,6 +306,7 @@ class Engine:
                 for (path, refused), steps in selector.counts.items()
             ],
             "path_seconds": dict(self.scheduler.history.path_seconds),
+            "observers": self.worker.runner.observers.stats(),
         }
 
     def _forget_ended(self) -> list[RequestHandle]:

@@ -32,10 +32,13 @@ class Selector:
     def __init__(self, paths: Sequence[ForwardPath], absent: Sequence[Refusal] = ()) -> None:
         self.paths = tuple(paths)
         self._absent = tuple(absent)
+        self._eager_because = ""
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Let paths capture or compile what such a batch needs, before it is chosen for."""
+        if self._eager_because:
+            return
         for path in self.paths:
             path.make_ready(facts)
 
@@ -58,10 +61,16 @@ class Selector:
             refused=choice.refused,
         )
 
+    def only_eager(self, reason: str) -> None:
+        """Refuse all paths but the last for this reason from now on; "" ends it."""
+        self._eager_because = reason
+
     def _find(self, facts: BatchFacts) -> Choice:
         refused = list(self._absent)
         for path in self.paths:
             answer = path.admits(facts)
+            if self._eager_because and path is not self.paths[-1]:
+                answer = Refusal(subject=path.name, reason=self._eager_because)
             if isinstance(answer, Bucket):
                 return Choice(path=path, bucket=answer, refused=tuple(refused))
             refused.append(answer)

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+
+Output = TypeVar("Output", bound=LogitsProcessorOutput | PPProxyTensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,17 @@ class Evidence:
 
     They reach the host with the results of the step, so they are memory of their own, or stay as
     they are until the next forward.
+
+    `output`: what the path returned, for observers that leave their context behind it.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    output: LogitsProcessorOutput | PPProxyTensors | None = None
+
+    def attach(self, output: Output) -> Output:
+        """Keep the path's output while the observers look; returns it."""
+        self.output = output
+        return output
 
 
 class StepObserver(Protocol):
@@ -41,6 +52,14 @@ class StepObserver(Protocol):
 
     def take(self, host: Mapping[str, Tensor]) -> None:
         """The tensors of a step have arrived, in the order of the steps. May raise."""
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """An observer that counts."""
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers since the start."""
 
 
 class Observers:
@@ -61,6 +80,18 @@ class Observers:
         """Hand over what has arrived with a step's results."""
         for member in self.members:
             member.take(host)
+
+    def plus(self, observer: StepObserver) -> "Observers":
+        """The same and one more, innermost."""
+        return Observers((*self.members, observer))
+
+    def minus(self, observer: StepObserver) -> "Observers":
+        """The same without that one."""
+        return Observers([member for member in self.members if member is not observer])
+
+    def stats(self) -> dict[str, Any]:
+        """What members count, by their names."""
+        return {each.name: each.stats() for each in self.members if isinstance(each, Counts)}
 
 
 NO_OBSERVERS = Observers()

@@ -32,6 +32,7 @@ from headrace.config.plan import Plan
 from headrace.execution.cpu_graph import CpuGraphPath
 from headrace.execution.prefill_graph import PrefillGraphPath
 from headrace.execution.selector import Choice, Selector
+from headrace.execution.split_prefill import SplitForward, SplitPrefill
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.kernels.support_triton import has_dependent_launch, triton_available
 from headrace.layers.operator_choice import choose_operators
@@ -272,6 +273,10 @@ class ModelRunner:
         return self.paths.prefill_graph
 
     @property
+    def split_prefill(self) -> SplitPrefill | None:
+        return self.paths.split_prefill
+
+    @property
     def cpu_graph(self) -> CpuGraphPath | None:
         return self.paths.cpu_graph
 
@@ -298,7 +303,7 @@ class ModelRunner:
         choice = self.selector.choose(batch.facts)
         run = ForwardRun(batch=batch, path=choice.path.name, bucket=choice.bucket)
         with self.observers.around(run) as evidence:
-            logits_output = self._forward_raw(batch, choice, pp_proxy_tensors)
+            logits_output = evidence.attach(self._forward_raw(batch, choice, pp_proxy_tensors))
         return ModelRunnerOutput(
             logits_output=logits_output,
             path=run.path,
@@ -311,6 +316,40 @@ class ModelRunner:
         self, batch: ForwardBatch, choice: Choice, pp_proxy_tensors: PPProxyTensors | None
     ) -> LogitsProcessorOutput | PPProxyTensors:
         return choice.path.run(batch, choice.bucket, pp_proxy_tensors)
+
+    @torch.inference_mode()
+    def begin_split_prefill(self, batch: ForwardBatch) -> tuple[SplitForward, Choice]:
+        """Begin a forward that runs in parts; the path must have been chosen for it."""
+        choice = self.selector.choose(batch.facts)
+        assert isinstance(choice.path, SplitPrefill), "the caller has asked `explain`"
+        return choice.path.begin(batch), choice
+
+    @torch.inference_mode()
+    def forward_split_prefill(
+        self,
+        forward: SplitForward,
+        choice: Choice,
+        layers: int,
+        *,
+        reinit_attention_backend: bool,
+    ) -> ModelRunnerOutput | None:
+        """The next `layers` layers of a forward in parts; its output once all have run.
+
+        Args:
+            reinit_attention_backend: another batch ran since the last part.
+        """
+        assert isinstance(choice.path, SplitPrefill), "it began so"
+        output = choice.path.advance(
+            forward, layers, reinit_attention_backend=reinit_attention_backend
+        )
+        if output is None:
+            return None
+        return ModelRunnerOutput(
+            logits_output=output,
+            path=choice.path.name,
+            bucket=choice.bucket,
+            refused=choice.refused,
+        )
 
     @torch.inference_mode()
     def prepare_in_idle(self) -> bool:

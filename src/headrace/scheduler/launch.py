@@ -96,8 +96,12 @@ class BatchBuilder:
         self._kept_for: list[Sequence] = []
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
 
-    def build(self, shares: list[Share]) -> BuiltStep:
-        """The batch of a step, and the prompt logprobs and hidden states it will bring."""
+    def build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
+        """The batch of a step, and the prompt logprobs and hidden states it will bring.
+
+        Args:
+            split: other rows decode while it runs.
+        """
         mode = _mode(shares)
         sampling = [share for share in shares if share.samples]
         spans, token_index, targets, top = _prompt_logprobs(shares)
@@ -128,9 +132,11 @@ class BatchBuilder:
                 filters=info is not None and info.any_filters,
                 processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
                 hidden=parts.mode,
+                split=split,
             ),
             prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
             sampling=info,
+            names=lambda: [share.sequence.name for share in shares],
         )
         if spans:
             scored = PromptLogprobRequest(

@@ -107,6 +107,12 @@ class Sequence:
             self.tokens = list(self.request.prompt_token_ids)
 
     @property
+    def name(self) -> str:
+        """Of the request, with its place where there are several: `request-3[1]`."""
+        request_id = self.request.request_id
+        return request_id if self.request.params.n == 1 else f"{request_id}[{self.index}]"
+
+    @property
     def prompt_length(self) -> int:
         return len(self.request.prompt_token_ids)
 
