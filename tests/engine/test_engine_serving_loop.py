@@ -7,7 +7,7 @@ import pytest
 from children import SHORT, request
 from tiny_engine import make_engine
 
-from headrace.engine.process.loop import ServingLoop
+from headrace.engine.process.loop import QUIET_SECONDS, ServingLoop
 from headrace.request.messages import Abort, Draining, FromEngine, Refused, Stop, ToEngine, Turn
 from headrace.request.sampling_params import SamplingParams
 
@@ -133,6 +133,32 @@ def test_graphs_are_captured_one_by_one_while_nobody_asks_for_anything(llama_fol
     assert seen[0] == 0  # before the request came
     assert seen[1:] == [1] * len(seen[1:])  # and only once it had ended
     assert len(seen) == 3  # then there was nothing more
+
+
+def test_who_asks_again_at_once_waits_for_no_capture(llama_folder: Path) -> None:
+    seen: list[int] = []
+
+    class Hasty(ScriptedLink):
+        """Its second request comes while the engine waits for one, after the first has ended."""
+
+        def receive(self, wait: float | None) -> list[ToEngine]:
+            if wait == QUIET_SECONDS and not self.hurried:
+                self.hurried = True
+                return [request(request_id="second", params=SHORT)]
+            return super().receive(wait)
+
+        hurried = False
+
+    link = Hasty([request(request_id="first", params=SHORT)], *[[]] * 30, [Stop(60.0)])
+
+    def prepare() -> bool:
+        seen.append(len(link.endings()))
+        return True
+
+    serve(llama_folder, link, prepare)
+    assert link.hurried
+    assert [name for name, *_ in link.endings()] == ["first", "second"]
+    assert set(seen) == {2}
 
 
 def test_a_capture_that_fails_ends_the_captures_and_nothing_else(llama_folder: Path) -> None:

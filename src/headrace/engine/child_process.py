@@ -22,6 +22,7 @@ from headrace.request.messages import FromEngine, Hello, ToEngine
 
 PROGRAM = (sys.executable, "-m", "headrace.engine.process")
 LAST_WORDS_SECONDS = 0.1  # what a child sent before it died may still be on its way
+_READABLE = int(zmq.POLLIN)
 MAX_ADDRESS = 100  # bytes of a socket's path; the kernel takes 107
 
 
@@ -94,12 +95,8 @@ class ChildProcess:
         """Take every message that is there: the socket wakes us once, however many have come."""
         if self._socket.closed:
             return
-        while True:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = self._decoder.decode(data)
+        while int(self._socket.get(zmq.EVENTS)) & _READABLE:
+            message = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
             if isinstance(message, Hello):
                 shutil.rmtree(self._folder)
             else:

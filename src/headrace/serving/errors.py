@@ -136,11 +136,8 @@ def from_faults(faults: Sequence[Any]) -> ApiError:
 
 
 def _not_json(fault: Mapping[str, Any]) -> ApiError:
-    reason = shown(str(fault.get("ctx", {}).get("error", "")), 100)
-    place = fault.get("loc", ("", ""))[-1]
-    return ApiError(
-        400, f"The body is not JSON: {reason} at character {place}", code="invalid_json"
-    )
+    reason = str(fault.get("ctx", {}).get("error", ""))[:100]
+    return ApiError(400, f"The body is not JSON: {reason}", code="invalid_json")
 
 
 def _place(location: Sequence[Any]) -> str | None:

@@ -21,6 +21,7 @@ from headrace.request.messages import (
 log = get_logger(__name__)
 
 LINGER_MILLISECONDS = 2000  # last words are sent for so long
+_READABLE = int(zmq.POLLIN)
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -69,15 +70,13 @@ class Link:
             self._poller.poll(None if wait is None else max(1, round(wait * 1000)))
             self._forget_wakes()
         messages: list[ToEngine] = []
-        while True:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
+        while int(self._socket.get(zmq.EVENTS)) & _READABLE:  # an exception a turn would cost more
+            data = self._socket.recv(zmq.NOBLOCK)
             try:
                 messages.append(self._decoder.decode(data))
             except msgspec.MsgspecError as error:
                 self._refuse_unreadable(data, error)
+        return messages
 
     def close(self) -> None:
         """Send what is left, for a short while, and hang up."""

@@ -27,6 +27,7 @@ from headrace.request.outcome import Finished
 log = get_logger(__name__)
 
 SIGNAL_DRAIN_SECONDS = 30.0  # what a signal to stop grants; the second one grants nothing
+QUIET_SECONDS = 0.1  # after a request: the next one often comes within a moment
 GRAMMAR_SECONDS = 0.005  # between two looks at grammars that are being compiled, when idle
 ABORTED = "aborted by the caller"
 STOPPED = "the engine was stopped"
@@ -49,12 +50,13 @@ class ServingLoop:
         self._deadline: float | None = None  # of the drain
         self._signals = 0
         self._is_prepared = False  # every graph that idle moments are for is captured
+        self._is_quiet = True  # no step for so long that a capture is unlikely to be in the way
 
     def run(self) -> None:
         """Returns when it was asked to stop and every request has its ending."""
         try:
             while not self._is_over():
-                self._take(wait=self._patience())
+                has_come = self._take(wait=self._patience())
                 self._admit()
                 self._send_news()  # who was accepted hears so before a step that may be long
                 if self._engine.has_work:
@@ -62,8 +64,11 @@ class ServingLoop:
                     self._engine.step()
                     self._controls.after_step()
                     self._pulse.after_step()
+                    self._is_quiet = False
                 elif not self._is_prepared and self._entrance.is_empty:
-                    self._prepare_more()
+                    self._is_quiet = self._is_quiet or not has_come
+                    if self._is_quiet:
+                        self._prepare_more()
                 self._tell()
         finally:
             self._engine.close()
@@ -77,7 +82,9 @@ class ServingLoop:
             return 0
         if not self._entrance.is_empty:
             return GRAMMAR_SECONDS
-        return None if self._is_prepared else 0
+        if self._is_prepared:
+            return None
+        return 0 if self._is_quiet else QUIET_SECONDS
 
     def _prepare_more(self) -> None:
         """One graph, then messages again: who comes meanwhile waits for one capture at most."""
@@ -87,9 +94,11 @@ class ServingLoop:
             log.exception("A graph could not be captured while idle: left to the steps that ask")
             self._is_prepared = True
 
-    def _take(self, wait: float | None) -> None:
+    def _take(self, wait: float | None) -> bool:
+        """Whether anything has come."""
         left: list[str] = []
-        for message in self._link.receive(wait):
+        messages = self._link.receive(wait)
+        for message in messages:
             if isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Abort):
@@ -103,6 +112,7 @@ class ServingLoop:
         if self._link.stop_signals > self._signals:
             self._signals = self._link.stop_signals
             self._drain(Stop(SIGNAL_DRAIN_SECONDS if self._signals == 1 else 0.0))
+        return bool(messages)
 
     def _submit(self, submit: Submit) -> None:
         if self._deadline is None:

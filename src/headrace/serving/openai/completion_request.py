@@ -40,12 +40,12 @@ def listed_prompts(value: Any) -> list[Prompt]:
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, a list of token ids, or a list of these, and not empty")
-    if all(type(part) is int for part in value):
+    if set(map(type, value)) == {int}:
         return [value]
     for part in value:
         if isinstance(part, str):
             continue
-        if not isinstance(part, list) or not all(type(token) is int for token in part):
+        if not isinstance(part, list) or not set(map(type, part)) <= {int}:
             raise ValueError("holds something that is neither a text nor token ids")
         if not part:
             raise ValueError("holds an empty prompt")

@@ -1,4 +1,7 @@
-"""One small file per route or pair of routes; `ROUTERS` is what the app takes in."""
+"""One small file per route or pair of routes; `ROUTERS` is what the app takes in.
+
+They are tried in this order, so those that must be quick come first.
+"""
 
 from headrace.serving.routes import (
     abort,
@@ -20,10 +23,10 @@ from headrace.serving.routes import (
 ROUTERS = tuple(
     module.router
     for module in (
-        health,
-        models,
         completions,
         chat,
+        health,
+        models,
         embeddings,
         generate,
         tokenize,

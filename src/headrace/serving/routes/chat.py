@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from headrace.serving.answer import Answer
+from headrace.serving.body_route import BodyRoute
 from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import plan_chat
 from headrace.serving.openai.chat_reply import ChatReply
@@ -17,7 +18,7 @@ from headrace.serving.openapi import replies
 from headrace.serving.prompts import tokenizer_of
 from headrace.serving.service import Service, service_of
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 ROUTE = "/v1/chat/completions"
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from headrace.serving.answer import Answer
+from headrace.serving.body_route import BodyRoute
 from headrace.serving.generation import Generation
 from headrace.serving.openai.completion_plan import plan_completion
 from headrace.serving.openai.completion_reply import CompletionReply
@@ -16,7 +17,7 @@ from headrace.serving.openai.replies import Completion
 from headrace.serving.openapi import replies
 from headrace.serving.service import Service, service_of
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 ROUTE = "/v1/completions"
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from headrace.serving.answer import Answer
+from headrace.serving.body_route import BodyRoute
 from headrace.serving.generation import Generation
 from headrace.serving.native.generate_plan import plan_generate
 from headrace.serving.native.generate_reply import GenerateReply
@@ -14,7 +15,7 @@ from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openapi import replies
 from headrace.serving.service import Service, service_of
 
-router = APIRouter(tags=["native"])
+router = APIRouter(tags=["native"], route_class=BodyRoute)
 ROUTE = "/generate"
 
 

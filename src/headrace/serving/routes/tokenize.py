@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from headrace.serving.answer import json_response
+from headrace.serving.body_route import BodyRoute
 from headrace.serving.errors import invalid
 from headrace.serving.openai.chat_plan import chat_prompt
 from headrace.serving.openai.chat_request import ChatRequest, Message
@@ -16,7 +17,7 @@ from headrace.serving.openapi import replies
 from headrace.serving.prompts import decode, encode, tokenizer_of
 from headrace.serving.service import Service, service_of
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
 
 class TokenizeRequest(BaseModel):
