@@ -40,7 +40,7 @@ def test_agreement_is_0_and_a_fault_is_1(
             batch.positions = batch.positions + 1
 
     monkeypatch.setattr(BatchPreparation, "fill", fill)
-    assert main([*command, "--json", "--assume", "nothing"]) == 1
+    assert main([*command, "--json", "-", "--assume", "nothing"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert not data["passed"]
     assert len(data["results"]) == data["possible"] == 4
@@ -51,7 +51,12 @@ def test_agreement_is_0_and_a_fault_is_1(
 def test_prompts_are_texts_or_ids(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_text("a text\n\n[1, 2]\n[not ids]\n[]\n")
-    assert read_prompts(str(file)) == ["a text", [1, 2], "[not ids]", "[]"]
+    assert [each.prompt for each in read_prompts(str(file))] == [
+        "a text",
+        [1, 2],
+        "[not ids]",
+        "[]",
+    ]
 
 
 @pytest.mark.parametrize("content", [None, "\n\n"])

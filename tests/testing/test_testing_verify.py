@@ -60,7 +60,7 @@ def test_everything_agrees(model: str) -> None:
     assert report.passed, str(report)
     assert 10 <= len(report.results) <= 16
     assert all(result.max_difference < 1e-4 for result in report.results)
-    assert all(result.sequences == 2 * len(PROMPTS) for result in report.results)
+    assert all(len(result.sequences) == 2 * len(PROMPTS) for result in report.results)
     assert all(set(result.paths) == {"eager"} for result in report.results)
     refused = {refusal.subject: refusal.reason for refusal in report.refused}
     assert refused["decode_graph / torch_native"] == "CUDA graphs need a CUDA device"

@@ -196,10 +196,18 @@ def _verify(verbs: Verbs) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="one prompt per line, a text or token ids like [5, 7]; a short text, cut around the "
-        "borders of pages, by default",
+        help="one prompt per line: a text, token ids like [5, 7], or JSON with prompt or messages, "
+        "and max_tokens; a short text, cut around the borders of pages, by default",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="find the first layer that diverges where a configuration fails",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="all that was found; - in place of the table"
+    )
+    parser.add_argument("--html", metavar="FILE", help="a page with plots, complete in itself")
     add_engine_flags(parser)
 
 

@@ -3,54 +3,115 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from headrace.base.errors import ConfigError
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.prompt_file import prompt_lines
 
 if TYPE_CHECKING:
-    from headrace.testing.verify_report import Result
+    from headrace.testing.workload import OwnPrompt
 
 FAILED = 1
-Prompt = str | list[int]
+STDOUT = "-"
+FORMS = (
+    'Write a text, token ids like [5, 7], {"prompt": text or ids} or {"messages": [...]}, the last '
+    'two with "max_tokens" if you like'
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
     prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    for file in (arguments.json, arguments.html):
+        check_writable(file)
     # imports torch, so only after the arguments were checked
     from headrace.testing.verify import verify
+    from headrace.testing.verify_page import page_of
 
     report = verify(
         config,
         prompts=prompts,
         every_combination=arguments.assume == "nothing",
-        on_result=_tell,
+        deep=arguments.deep,
+        tell=_tell,
     )
-    print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(report.as_dict(), indent=1) + "\n")
+    if arguments.html is not None:
+        _write(arguments.html, page_of(report))
+    if STDOUT not in (arguments.json, arguments.html):
+        print(report)
     return 0 if report.passed else FAILED
 
 
-def read_prompts(file: str) -> list[Prompt]:
-    """One prompt per line: token ids as a JSON list, or a text.
+def check_writable(file: str | None) -> None:
+    """Raises `ConfigError` now, where the folder of a file is not there, and not after minutes."""
+    if file is not None and file != STDOUT and not Path(file).absolute().parent.is_dir():
+        raise ConfigError(f"{file} cannot be written", why="its folder is not there")
+
+
+def _write(file: str, text: str) -> None:
+    if file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written", why=str(error)) from None
+
+
+def read_prompts(file: str) -> "list[OwnPrompt]":
+    """One prompt per line; see `FORMS`.
 
     Raises:
-        ConfigError: the file cannot be read or holds no prompt.
+        ConfigError: the file cannot be read, holds no prompt, or a line is none; names it.
     """
-    return [_ids(line) or line for line in prompt_lines(file)]
+    return [_prompt(line, f"{file}: {line[:60]}") for line in prompt_lines(file)]
 
 
-def _ids(line: str) -> list[int] | None:
-    if not line.startswith("["):
-        return None
+def _prompt(line: str, place: str) -> "OwnPrompt":
+    from headrace.testing.workload import OwnPrompt
+
+    if not line.startswith("{"):
+        return OwnPrompt(prompt=_ids(_json(line)) or line)
+    entry = _json(line)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place} is no JSON", remedy=FORMS)
+    unknown = sorted(set(entry) - {"prompt", "messages", "max_tokens"})
+    if unknown:
+        raise ConfigError(f"{place} has {', '.join(unknown)}", remedy=FORMS)
+    if ("prompt" in entry) == ("messages" in entry):
+        raise ConfigError(f"{place} needs either prompt or messages", remedy=FORMS)
+    most = entry.get("max_tokens")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"{place}: max_tokens is {most}", why="it is a number from 1 on")
+    if "messages" in entry:
+        messages = entry["messages"]
+        if not isinstance(messages, list) or not all(isinstance(part, dict) for part in messages):
+            raise ConfigError(f"{place}: messages are a list of objects", remedy=FORMS)
+        return OwnPrompt(messages=messages, max_tokens=most)
+    prompt = entry["prompt"]
+    if not isinstance(prompt, str) and not _ids(prompt):
+        raise ConfigError(f"{place}: its prompt is neither text nor ids", remedy=FORMS)
+    return OwnPrompt(prompt=prompt, max_tokens=most)
+
+
+def _json(text: str) -> Any:
+    """What a line says as JSON; `None` where it is none."""
     try:
-        values = json.loads(line)
+        return json.loads(text)
     except ValueError:
-        return None  # a text that happens to begin so
-    return values if values and all(type(value) is int for value in values) else None
+        return None
 
 
-def _tell(result: "Result", number: int, total: int) -> None:
+def _ids(values: Any) -> list[int] | None:
+    if not isinstance(values, list) or not values:
+        return None
+    return values if all(type(value) is int for value in values) else None
+
+
+def _tell(line: str) -> None:
     """Progress on stderr: the table comes at the end."""
-    verdict = "ok" if result.passed else f"FAILED: {'; '.join(result.problems[:3])}"
-    print(f"{number}/{total} {result.configuration}: {verdict}", file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)

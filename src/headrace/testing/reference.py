@@ -24,6 +24,7 @@ from headrace.sampling.sampler import Sampler
 from headrace.testing.combinations import ALL_OFF
 
 PAGE_SIZE = 32  # one that no configuration has
+REQUEST = "scored"  # id of the one request that runs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,20 +90,28 @@ def _raised(logits: Tensor, where: Tensor, amount: float) -> Tensor:
 
 
 class Reference:
-    """Scores sequences, each alone, without cache, layer by layer in torch.
+    """Scores sequences, each alone, without cache, operator by operator in torch.
 
     Args:
         config: what the configurations are made from; model, weights and lengths come from it.
         longest: tokens of the longest sequence.
         tolerance: of a logit, for what is excused.
+        dtype: of weights and cache; another one than float32 tells what rounding alone does.
     """
 
-    def __init__(self, config: EngineConfig, *, longest: int, tolerance: float) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        longest: int,
+        tolerance: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
         self.engine = Engine(
             replace(
                 config,
                 **ALL_OFF,
-                dtype="float32",
+                dtype=dtype,
                 kv_cache_dtype="auto",
                 attention_backend="torch_native",
                 prefill_attention_backend=None,
@@ -121,15 +130,15 @@ class Reference:
             if hasattr(module, "operators"):
                 module.operators = TORCH_OPERATORS  # type: ignore[assignment]
         runner.kernel_sampler = None  # which would sample in the place of the forcing one
-        self._sampler = runner.sampler = ForcingSampler(tolerance)
+        self.sampler = runner.sampler = ForcingSampler(tolerance)
 
     def score(
         self, prompt: list[int], params: SamplingParams, forced: Sequence[int] | None = None
     ) -> Scored:
         """What the reference says along `forced`, or along its own choice."""
-        sampler = self._sampler
+        sampler = self.sampler
         sampler.scored, sampler.forced = Scored(), forced
-        handle = self.engine.add(prompt, replace(params, logprobs=None))
+        handle = self.engine.add(prompt, replace(params, logprobs=None), request_id=REQUEST)
         while not handle.is_finished:
             self.engine.step()
         output = handle.output()

@@ -2,108 +2,185 @@
 with and without overlap and retraction, against a float32 eager reference of the same weights."""
 
 import gc
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.outputs import RequestOutput
-from headrace.engine.prompts import Prompt, prompt_token_ids
+from headrace.engine.prompts import NO_TOKENIZER, Prompt, prompt_token_ids
 from headrace.models.decoder import CausalDecoder
-from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, settle
+from headrace.testing.calibration import PlainError, calibrated, measure
 from headrace.testing.combinations import Configuration, admitted, pairwise
-from headrace.testing.comparison import Tally, tolerance_of
-from headrace.testing.reference import Reference, Scored, exact_float32
+from headrace.testing.comparison import HALF, Tolerance, tolerance_of
+from headrace.testing.deep import FLOORS, plain_layer_bounds
+from headrace.testing.judge import Judge
+from headrace.testing.reference import Reference, exact_float32
 from headrace.testing.verify_report import Result, VerifyReport
 from headrace.testing.workload import (
     GPU_LENGTHS,
     LENGTHS,
     NEW_TOKENS,
     TEXT,
+    OwnPrompt,
+    TokenPrompt,
     Wave,
     prompts_of,
     random_ids,
     waves,
 )
 from headrace.text.build import build_tokenizer
+from headrace.text.tokenizer import Tokenizer
+from headrace.version import __version__
 
 RETRACT_EVERY = 2
-FORCED_KEPT = 128  # sequences that the reference was forced along
 POOL_ROUNDS = 3  # times the workload's pages: cached prompts of both waves beside a running one
-
-Run = list[tuple[Wave, list[RequestOutput]]]
+DEEP_MOST = 8  # failing configurations in which the first layer is looked for
 
 
 def verify(
     asked: EngineConfig,
     *,
-    prompts: Sequence[Prompt] | None = None,
+    prompts: Sequence[Prompt | OwnPrompt] | None = None,
     every_combination: bool = False,
-    on_result: Callable[[Result, int, int], None] | None = None,
+    deep: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Run the workload in many configurations and hold each against the reference.
 
     Args:
         asked: the model and what is fixed; what was asked for by name does not vary.
-        prompts: texts or token ids, in place of a short text (seeded random ids, without tokenizer)
-            cut around the borders of pages.
+        prompts: in place of a short text (seeded random ids, without tokenizer) cut around the
+            borders of pages.
         every_combination: the whole product in place of one in which every pair of values occurs.
-        on_result: called after each configuration with its result, its number and how many there
-            are.
+        deep: look for the first layer that diverges in the first configurations that fail.
+        tell: called with a line of progress from time to time.
 
     Raises:
         HeadraceError: the model cannot be loaded, or nothing of what was asked can be honoured.
     """
     start = time.perf_counter()
     settled = settle(asked)
-    work = waves(_prompts(settled, prompts))
+    source = settled.tokenizer_source
+    tokenizer = None if source is None else build_tokenizer(source)
+    work = waves(_prompts(settled, tokenizer, prompts))
     asked = _with_room(asked, work)
     found = admitted(asked, settled)
     chosen = found.configurations
     if not every_combination:
         chosen = pairwise(chosen, asked.seed)
-    dtype, device = settled.plan.dtype.value, settled.plan.device.value
-    tolerance = tolerance_of(dtype, device)
-    results: list[Result] = []
     with exact_float32():
-        reference = Reference(
-            asked, longest=max(wave.longest for wave in work), tolerance=tolerance.logprob
-        )
-        judge = Judge(reference, work)
-        model: CausalDecoder | None = None
-        for configuration in chosen:
-            engine = _engine(asked, configuration, work, model)
-            model = engine.worker.runner.model
-            tally = Tally(tolerance=tolerance)
-            result = judge.try_one(engine, configuration, tally)
-            results.append(result)
-            engine.close()
-            del engine
-            gc.collect()  # graphs and pools go before the next ones come
-            if on_result is not None:
-                on_result(result, len(results), len(chosen))
-        reference.close()
+        trial = _Trial(asked, settled, work, tokenizer, deep=deep, tell=tell or _say_nothing)
+        results = trial.run(chosen)
     return VerifyReport(
         model=asked.model,
         device=settled.hardware.name,
-        dtype=dtype,
-        tolerance=tolerance,
+        dtype=settled.plan.dtype.value,
+        tolerance=trial.judge.tolerance,
+        plain=trial.plain,
+        waves={wave.name: len(wave.prompts) for wave in work},
         results=results,
         refused=found.refused,
         possible=len(found.configurations),
+        environment=_environment(settled),
         seconds=time.perf_counter() - start,
     )
 
 
-def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]]:
+class _Trial:
+    """The reference, what plain eager is off by where that matters, and one engine at a time."""
+
+    def __init__(
+        self,
+        asked: EngineConfig,
+        settled: Settled,
+        work: Sequence[Wave],
+        tokenizer: Tokenizer | None,
+        *,
+        deep: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._asked, self._work, self._deep, self._tell = asked, work, deep, tell
+        self._dtype = settled.plan.dtype.value
+        self._longest = max(wave.longest for wave in work)
+        self._layers = settled.persona.traits.num_layers
+        self._loose = tolerance_of(self._dtype, settled.plan.device.value)
+        self._reference = Reference(asked, longest=self._longest)
+        self.judge = Judge(self._reference, work, tokenizer.decode if tokenizer else None)
+        self.plain: PlainError | None = None
+        self._layer_bounds = [FLOORS[self._dtype]] * self._layers
+        self._hold(self._loose)
+
+    def _hold(self, tolerance: Tolerance) -> None:
+        self.judge.tolerance = tolerance
+        self._reference.sampler.tolerance = tolerance.logprob
+
+    def run(self, chosen: Sequence[Configuration]) -> list[Result]:
+        if self._dtype in HALF:
+            self._calibrate()
+        results: list[Result] = []
+        model: CausalDecoder | None = None
+        for configuration in chosen:
+            engine = _engine(self._asked, configuration, self._work, model)
+            model = engine.worker.runner.model
+            looks = self._deep and sum(not each.passed for each in results) < DEEP_MOST
+            result = self.judge.try_one(
+                engine, configuration, self._layer_bounds if looks else None
+            )
+            results.append(result)
+            engine.close()
+            del engine
+            gc.collect()  # graphs and pools go before the next ones come
+            verdict = "ok" if result.passed else f"FAILED: {'; '.join(result.problems[:3])}"
+            self._tell(f"{len(results)}/{len(chosen)} {configuration}: {verdict}")
+        self._reference.close()
+        return results
+
+    def _calibrate(self) -> None:
+        """Bounds from what plain eager of the same dtype is off by."""
+        plain = Reference(self._asked, longest=self._longest, dtype=self._dtype)
+        self.plain = measure(plain, self.judge.own, self._work)
+        self._hold(calibrated(self._loose, self.plain, self._dtype))
+        if self._deep:
+            self._layer_bounds = list(
+                plain_layer_bounds(plain, self._reference, self._work[0], self._dtype)
+            )
+        plain.close()
+        self._tell(
+            f"plain {self._dtype} eager is off by {self.plain.logprob:.2g} and "
+            f"{self.plain.divergence:.2g} nats"
+        )
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _environment(settled: Settled) -> dict[str, str]:
+    hardware = settled.hardware
+    return {
+        "headrace": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": f"{hardware.name}, {hardware.units} units",
+        "threads": str(torch.get_num_threads()),
+        "packages": ", ".join(sorted(hardware.packages)) or "none",
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _prompts(
+    settled: Settled, tokenizer: Tokenizer | None, given: Sequence[Prompt | OwnPrompt] | None
+) -> list[TokenPrompt]:
     vocab_size = settled.persona.traits.vocab_size
-    source = settled.tokenizer_source
-    tokenizer = None if source is None else build_tokenizer(source)
     if given is not None:
-        return [list(prompt_token_ids(prompt, tokenizer, vocab_size)) for prompt in given]
+        return [_token_prompt(prompt, tokenizer, vocab_size) for prompt in given]
     lengths = LENGTHS if settled.plan.device.value == "cpu" else GPU_LENGTHS
     room = settled.plan.max_model_len.value - NEW_TOKENS
     fitting = [length for length in lengths if length <= room]
@@ -113,8 +190,24 @@ def _prompts(settled: Settled, given: Sequence[Prompt] | None) -> list[list[int]
             remedy=f"Raise max_model_len to at least {NEW_TOKENS + 1}",
         )
     if tokenizer is None or settled.plan.load_format.value == "dummy":
-        return prompts_of(random_ids(vocab_size, sum(fitting), settled.config.seed), fitting)
-    return prompts_of(tokenizer.encode(TEXT, add_special_tokens=False), fitting)
+        ids = random_ids(vocab_size, sum(fitting), settled.config.seed)
+    else:
+        ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    return [TokenPrompt(ids=prompt) for prompt in prompts_of(ids, fitting)]
+
+
+def _token_prompt(
+    given: Prompt | OwnPrompt, tokenizer: Tokenizer | None, vocab_size: int
+) -> TokenPrompt:
+    own = given if isinstance(given, OwnPrompt) else OwnPrompt(prompt=given)
+    prompt = own.prompt
+    if own.messages is not None:
+        if tokenizer is None:
+            raise RequestError(NO_TOKENIZER, remedy="Give prompts as token ids")
+        text = tokenizer.apply_chat_template(list(own.messages))
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+    ids = list(prompt_token_ids(prompt, tokenizer, vocab_size))
+    return TokenPrompt(ids=ids, max_tokens=own.max_tokens)
 
 
 def _with_room(asked: EngineConfig, work: Sequence[Wave]) -> EngineConfig:
@@ -145,109 +238,3 @@ def _engine(
         config = replace(config, max_total_tokens=max(tokens, config.max_model_len or 0))
     every = RETRACT_EVERY if configuration.retraction else 0
     return Engine(config, retract_every=every, model=model)
-
-
-class Judge:
-    """Runs the workload on an engine and compares it with the reference.
-
-    What the reference says is kept: most configurations choose its own tokens, and in half
-    precision many of the others choose the same ones. Of the latter the last few are kept, since
-    each takes some megabytes.
-    """
-
-    def __init__(self, reference: Reference, work: Sequence[Wave]) -> None:
-        self._reference, self._work = reference, work
-        self._own: dict[tuple[str, int], tuple[Scored, list[int]]] = {}
-        self._forced: dict[tuple[str, int, tuple[int, ...]], Scored] = {}
-
-    def try_one(self, engine: Engine, configuration: Configuration, tally: Tally) -> Result:
-        start = time.perf_counter()
-        paths: dict[str, int] = {}
-        problems: list[str] = []
-        for wave in self._work:
-            outputs, missed = _run_wave(engine, wave, configuration)
-            problems += missed
-            for index, output in enumerate(outputs):
-                scored = self._score(wave, index, output.outputs[0].token_ids)
-                tally.add(f"{wave.name} prompt {index}", output, scored)
-                for path, steps in output.paths:
-                    paths[path] = paths.get(path, 0) + steps
-        engine.settle()
-        engine.scheduler.check_integrity()
-        problems += _unmet(engine, configuration, paths)
-        return Result(
-            configuration=configuration,
-            paths=paths,
-            sequences=tally.sequences,
-            places=tally.places,
-            max_difference=tally.max_difference,
-            mean_divergence=tally.mean_divergence,
-            first_difference=tally.first_difference,
-            excused=tally.excused,
-            problems=tuple(tally.verdict() + problems),
-            seconds=time.perf_counter() - start,
-        )
-
-    def _score(self, wave: Wave, index: int, tokens: list[int]) -> Scored:
-        prompt, params = wave.prompts[index], wave.params[index]
-        key = (wave.name, index)
-        if key not in self._own:
-            scored = self._reference.score(prompt, params)
-            self._own[key] = (scored, scored.picks)
-        scored, own = self._own[key]
-        if tokens == own or len(tokens) != len(own):
-            return scored
-        asked = (*key, tuple(tokens))
-        if asked not in self._forced:
-            if len(self._forced) >= FORCED_KEPT:
-                del self._forced[next(iter(self._forced))]
-            self._forced[asked] = self._reference.score(prompt, params, forced=tokens)
-        return self._forced[asked]
-
-
-def _run_wave(
-    engine: Engine, wave: Wave, configuration: Configuration
-) -> tuple[list[RequestOutput], list[str]]:
-    """All requests of a wave at the same time, and what the cache failed to give them."""
-    cached = [_cached_length(len(prompt), configuration) for prompt in wave.prompts]
-    warmers = [
-        (prompt[: length + 1], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-        for prompt, length in zip(wave.prompts, cached, strict=True)
-        if length
-    ]
-    for prompt, params in warmers:
-        _run(engine, [(prompt, params)], salt=wave.name)
-    outputs = _run(engine, list(zip(wave.prompts, wave.params, strict=True)), salt=wave.name)
-    problems = [
-        f"{wave.name} prompt {index}: {output.cached_tokens} cached tokens, at least {length} "
-        "were in the cache"
-        for index, (output, length) in enumerate(zip(outputs, cached, strict=True))
-        if output.cached_tokens < length and wave.params[index].prompt_logprobs is None
-    ]
-    return outputs, problems
-
-
-def _cached_length(length: int, configuration: Configuration) -> int:
-    """Tokens of a prompt that are put into the cache before it runs: whole pages."""
-    shares = {"warm": (length - 1) // 2, "hit": length - 1}
-    return shares.get(configuration.cache, 0) // configuration.page_size * configuration.page_size
-
-
-def _run(
-    engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]], *, salt: str
-) -> list[RequestOutput]:
-    handles = [engine.add(prompt, params, cache_salt=salt) for prompt, params in requests]
-    while not all(handle.is_finished for handle in handles):
-        engine.step()
-    return [handle.output() for handle in handles]
-
-
-def _unmet(engine: Engine, configuration: Configuration, paths: dict[str, int]) -> list[str]:
-    """What the configuration should have done and did not."""
-    problems = []
-    if configuration.path_name not in paths:
-        refused = {entry["refused"] for entry in engine.stats()["paths"]}
-        problems.append(f"no step took {configuration.path_name}: {'; '.join(sorted(refused))}")
-    if configuration.retraction and not engine.stats()["retractions"]:
-        problems.append("nothing was retracted")
-    return problems

@@ -1,12 +1,15 @@
 """What `verify` found, as a table or as plain data."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.base.decision import Refusal
+from headrace.testing.calibration import PlainError
 from headrace.testing.combinations import Configuration
-from headrace.testing.comparison import Tolerance
+from headrace.testing.comparison import ComparedSequence, OtherToken, Tolerance
+from headrace.testing.deep import DeepFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,42 +18,60 @@ class Result:
 
     Attributes:
         paths: name -> steps that sequences took on it.
-        max_difference: largest difference of a logprob. mean_divergence: nats.
-        first_difference: the first token that was not the reference's, "" where all were.
+        places: output tokens compared.
+        max_difference: largest difference of a logprob. mean_divergence: nats. top_agreement: share
+            of the places whose likeliest token is the reference's.
         excused: tokens that differ where the reference's gap is small.
         problems: why it fails; empty when it passes.
+        deep: the first layer that diverges, where it was looked for.
     """
 
     configuration: Configuration
     paths: dict[str, int]
-    sequences: int
+    sequences: tuple[ComparedSequence, ...]
     places: int
     max_difference: float
     mean_divergence: float
-    first_difference: str
+    top_agreement: float
     excused: int
     problems: tuple[str, ...]
+    deep: DeepFinding | None = None
     seconds: float
 
     @property
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def first_other(self) -> tuple[ComparedSequence, OtherToken] | None:
+        """The first token that was not the reference's, and whose."""
+        for sequence in self.sequences:
+            if sequence.other is not None:
+                return sequence, sequence.other
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """All configurations, and what was not admitted and why.
 
-    `possible` counts the admitted combinations, of which `results` may be a few.
+    Attributes:
+        tolerance: what configurations are held to. plain: what plain eager of the same dtype is
+            off by, which it follows from; `None` where it is fixed.
+        possible: admitted combinations, of which `results` may be a few.
+        waves: name -> prompts. environment: what it ran on, by name.
     """
 
     model: str
     device: str
     dtype: str
     tolerance: Tolerance
+    plain: PlainError | None
+    waves: Mapping[str, int]
     results: Sequence[Result]
     refused: Sequence[Refusal]
     possible: int
+    environment: Mapping[str, str]
     seconds: float
 
     @property
@@ -61,69 +82,114 @@ class VerifyReport:
     def failed(self) -> list[Result]:
         return [result for result in self.results if not result.passed]
 
+    @property
+    def summary(self) -> str:
+        good = len(self.results) - len(self.failed)
+        return (
+            f"{good} of {len(self.results)} configurations agree with the reference "
+            f"({self.possible} possible), {self.seconds:.0f} s"
+        )
+
+    @property
+    def bounds(self) -> str:
+        """What was held, in a line."""
+        bound = self.tolerance
+        return (
+            f"|dlogprob| <= {bound.logprob:.2g}, mean KL <= {bound.divergence:.2g} nats, "
+            f"excused <= {bound.excused:.1%}"
+        )
+
+    def refusals_by_reason(self) -> dict[str, list[str]]:
+        """Reason (with its remedy) -> what it keeps away."""
+        found: dict[str, list[str]] = {}
+        for refusal in self.refused:
+            remedy = f" ({refusal.remedy})" if refusal.remedy else ""
+            found.setdefault(f"{refusal.reason}{remedy}", []).append(refusal.subject)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "passed": self.passed}
+        """Plain data for JSON; what is not a number becomes `None`."""
+        plain: dict[str, Any] = _plain({"schema": SCHEMA, **asdict(self), "passed": self.passed})
+        return plain
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        bound = self.tolerance
-        yield (
-            f"{self.model} in {self.dtype} on {self.device} against float32 eager: "
-            f"|dlogprob| <= {bound.logprob:g}, mean divergence <= {bound.divergence:g} nats, "
-            f"excused <= {bound.excused:.1%}"
-        )
+        yield f"{self.model} in {self.dtype} on {self.device} against float32 eager: {self.bounds}"
+        if self.plain is not None:
+            yield (
+                f"Plain {self.dtype} eager is off by {self.plain.logprob:.2g}, "
+                f"{self.plain.divergence:.2g} nats, {self.plain.other_tokens:.1%} other tokens"
+            )
         yield ""
         yield from table(COLUMNS, [_cells(result) for result in self.results])
         for result in self.failed:
-            yield ""
-            yield f"FAILED {result.configuration}"
-            yield f"  paths: {_paths(result)}"
-            yield from (f"  {problem}" for problem in result.problems[:SHOWN])
-            if len(result.problems) > SHOWN:
-                yield f"  and {len(result.problems) - SHOWN} more"
+            yield from _failure_lines(result)
         if self.refused:
             yield ""
             yield "Not admitted"
-            yield from (f"  {refusal}" for refusal in self.refused)
+            for reason, subjects in self.refusals_by_reason().items():
+                yield f"  {', '.join(subjects)}: {reason}"
         yield ""
-        good = len(self.results) - len(self.failed)
-        yield (
-            f"{good} of {len(self.results)} configurations agree with the reference "
-            f"({self.possible} possible), {self.seconds:.0f} s"
-        )
+        yield self.summary
 
 
+SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
 SHOWN = 5
 COLUMNS = (
     "configuration",
     "paths (steps)",
-    "sequences",
     "max |dlogprob|",
-    "divergence",
+    "mean KL",
+    "top-1",
     "first other token",
     "excused",
+    "seconds",
     "verdict",
 )
 
 
 def _cells(result: Result) -> tuple[str, ...]:
+    other = result.first_other
     return (
         str(result.configuration),
-        _paths(result),
-        str(result.sequences),
+        paths_text(result),
         f"{result.max_difference:.1e}",
         f"{result.mean_divergence:.1e}",
-        result.first_difference or "-",
+        f"{result.top_agreement:.1%}",
+        "-" if other is None else f"{other[0].name}, token {other[1].place}",
         f"{result.excused}/{result.places}",
+        f"{result.seconds:.1f}",
         "ok" if result.passed else "FAILED",
     )
 
 
-def _paths(result: Result) -> str:
+def _failure_lines(result: Result) -> Iterator[str]:
+    yield ""
+    yield f"FAILED {result.configuration}"
+    yield f"  paths: {paths_text(result)}"
+    yield from (f"  {problem}" for problem in result.problems[:SHOWN])
+    if len(result.problems) > SHOWN:
+        yield f"  and {len(result.problems) - SHOWN} more"
+    if (other := result.first_other) is not None:
+        yield f"  first other token: {other[0].name}, {other[1]}"
+    if result.deep is not None:
+        yield f"  first divergence: {result.deep}"
+
+
+def paths_text(result: Result) -> str:
     return ", ".join(f"{path} ({steps})" for path, steps in result.paths.items()) or "none"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    return value
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

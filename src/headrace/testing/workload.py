@@ -1,8 +1,9 @@
 """What `verify` runs: prompts around the borders of pages, with shared prefixes, in two waves."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.request.sampling_params import SamplingParams
 
@@ -24,6 +25,27 @@ than before.
 SHARED = 40  # leading tokens that the three longest prompts have in common
 NEW_TOKENS = 10
 TOP = 4  # logprobs compared at each place, beside that of the token itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPrompt:
+    """A prompt that somebody brings: a text, token ids, or a conversation for the chat template.
+
+    Attributes:
+        max_tokens: tokens to make; `None`: as many as of our own prompts.
+    """
+
+    prompt: str | Sequence[int] = ""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """A prompt as it runs."""
+
+    ids: list[int]
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,35 +98,29 @@ def random_ids(vocab_size: int, count: int, seed: int) -> list[int]:
     return [draw.randrange(vocab_size) for _ in range(count)]
 
 
-def waves(prompts: list[list[int]]) -> tuple[Wave, Wave]:
+def waves(prompts: Sequence[TokenPrompt]) -> tuple[Wave, Wave]:
     """The greedy wave, which keeps to the plain variant of every graph, and the sampled one.
 
     Outputs have different lengths, so that rows end while others go on. Long prompts, of hundreds
     of steps where chunks are small, are in the greedy wave alone; the sampled one has short ones.
     """
-    sampled = [prompt for prompt in prompts if len(prompt) <= SAMPLED_LENGTH] or prompts
-    return (
-        Wave(
-            name="greedy",
-            prompts=prompts,
-            params=[_greedy(index) for index in range(len(prompts))],
-        ),
-        Wave(
-            name="sampled",
-            prompts=sampled,
-            params=[_sampled(index) for index in range(len(sampled))],
-        ),
-    )
+    short = [prompt for prompt in prompts if len(prompt.ids) <= SAMPLED_LENGTH] or prompts
+    return _wave("greedy", prompts, _greedy), _wave("sampled", short, _sampled)
 
 
-def _length(index: int) -> int:
-    return NEW_TOKENS - index % 4
+def _wave(
+    name: str, prompts: Sequence[TokenPrompt], params_of: Callable[[int], SamplingParams]
+) -> Wave:
+    params = [
+        replace(params_of(index), max_tokens=prompt.max_tokens or NEW_TOKENS - index % 4)
+        for index, prompt in enumerate(prompts)
+    ]
+    return Wave(name=name, prompts=[prompt.ids for prompt in prompts], params=params)
 
 
 def _greedy(index: int) -> SamplingParams:
     return SamplingParams(
         temperature=0.0,
-        max_tokens=_length(index),
         ignore_eos=True,
         logprobs=TOP,
         prompt_logprobs=1 if index % 4 == 3 else None,
@@ -126,7 +142,6 @@ def _sampled(index: int) -> SamplingParams:
         repetition_penalty=1.2 if index % 4 == 2 else 1.0,
         logit_bias={7: 8.0, 11: 8.0, 13: 8.0} if index % 4 == 0 else None,
         seed=index,
-        max_tokens=_length(index),
         ignore_eos=True,
         logprobs=TOP,
     )
