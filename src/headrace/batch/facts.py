@@ -28,6 +28,8 @@ class BatchFacts:
         filters: a row that samples uses top-k, top-p or min-p.
         processed_logprobs: a row asks for logprobs after penalties, masks and filters.
         hidden: hidden states leave the forward, of last tokens or of more.
+        hidden_layers: those of inner layers too; see `HiddenStateRequest.layers`.
+        split: other rows decode meanwhile, so the layers had better run a few at a time.
     """
 
     mode: ForwardMode
@@ -44,6 +46,7 @@ class BatchFacts:
     hidden: HiddenMode = HiddenMode.NONE
     adapters: bool = False
 
+    split: bool = False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:

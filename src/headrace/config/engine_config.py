@@ -73,6 +73,9 @@ class EngineConfig:
     chunked_prefill_size: int | None = option(
         None, "prompt tokens per step; longer ones are cut", _COUNT
     )
+    split_prefill_layers: int | None = option(
+        None, "layers of a long prompt's step between two decode steps of others", _COUNT
+    )
     enable_prefix_cache: bool = option(True, "keep KV of finished prompts for later ones", flag())
     enable_overlap: bool | None = option(
         None, "launch a step before reading the one before it", optional(flag())

@@ -38,6 +38,7 @@ class Plan:
     prefix_cache: Decision[bool]
     overlap: Decision[bool]
     chunked_prefill_size: Decision[int]
+    split_prefill_layers: Decision[int]
     max_running_requests: Decision[int]
     mem_fraction: Decision[float]
     max_total_tokens: Decision[int | None]

@@ -245,6 +245,7 @@ class Engine:
             last, self._ongoing = self._ongoing, None
             if last is not None:
                 self.scheduler.process(last)
+            self.scheduler.drop_ended_split()
             self._forget_ended()
 
     def flush_cache(self) -> int:

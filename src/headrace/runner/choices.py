@@ -303,6 +303,16 @@ def max_running_requests(config: EngineConfig, hardware: Hardware) -> Decision[i
     if hardware.platform == "cpu":
         return Decision(
             name=name, value=RUNNING_CPU, reason="more sequences only slow each other on a CPU"
+def split_prefill_layers(config: EngineConfig, traits: ModelTraits) -> Decision[int]:
+    """0: prompts run whole."""
+    name, asked = "split_prefill_layers", config.split_prefill_layers
+    if asked is None:
+        return Decision(name=name, value=0, reason="prompt and decode tokens share their steps")
+    pieces = -(-traits.num_layers // asked)
+    reason = f"long prompts run in {pieces} parts while others decode"
+    return Decision(name=name, value=asked, reason=reason, asked=True)
+
+
         )
     return Decision(
         name=name, value=RUNNING_GPU, reason="where decode products turn from bytes to arithmetic"

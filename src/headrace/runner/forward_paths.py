@@ -24,6 +24,7 @@ from headrace.execution.prefill_graph import (
     prefill_sizes,
 )
 from headrace.execution.preparation import BatchPreparation
+from headrace.execution.split_prefill import SplitPrefill
 from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
 from headrace.models.decoder import CausalDecoder
@@ -45,12 +46,14 @@ class ForwardPaths:
     decode_graph: "DecodeGraphPath | None"
     prefill_graph: PrefillGraphPath | None
     cpu_graph: CpuGraphPath | None
+    split_prefill: SplitPrefill | None
     eager: EagerPath
 
     @property
     def table(self) -> list[ForwardPath]:
         """Best first."""
-        paths = (self.decode_graph, self.prefill_graph, self.cpu_graph, self.eager)
+        graphs = (self.decode_graph, self.prefill_graph, self.cpu_graph)
+        paths = (*graphs, self.split_prefill, self.eager)
         return [path for path in paths if path is not None]
 
     def capture_all(self, *, progress: bool = False) -> None:
@@ -136,6 +139,7 @@ class PathBuilder:
             decode_graph=self._decode_graph(),
             prefill_graph=self._prefill_graph(),
             cpu_graph=self._cpu_graph(),
+            split_prefill=self._split_prefill(),
             eager=eager,
         )
 
@@ -194,6 +198,12 @@ class PathBuilder:
         path = CpuGraphPath(sizes=sizes, model=self._model, **self._layers, **self._around)
         path.prepare()
         return path
+
+    def _split_prefill(self) -> SplitPrefill | None:
+        layers = self._plan.split_prefill_layers.value
+        if not layers:
+            return None
+        return SplitPrefill(layers=layers, model=self._model.model, **self._around)
 
 
 def absent_paths(plan: Plan) -> list[Refusal]:

@@ -79,6 +79,7 @@ def resolve(
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
+        split_prefill_layers=choices.split_prefill_layers(config, traits),
         max_running_requests=running,
         mem_fraction=choices.mem_fraction(config, hardware),
         max_total_tokens=choices.max_total_tokens(config, hardware),

@@ -9,7 +9,14 @@ from torch import Tensor
 from headrace.base.decision import Refusal
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, TokenLogprobs
+from headrace.batch.outputs import (
+    HiddenStates,
+    LogitsProcessorOutput,
+    ModelRunnerOutput,
+    TokenLogprobs,
+)
+from headrace.execution.selector import Choice
+from headrace.execution.split_prefill import SplitForward
 from headrace.execution.token_ring import InFlight, TokenRing
 from headrace.runner.model_runner import ModelRunner
 
@@ -61,6 +68,14 @@ class StepResult:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitStep:
+    """A step between two layers, and why it takes this path."""
+
+    forward: SplitForward
+    choice: Choice
+
+
 class TpModelWorker:
     """Runs steps on the model runner of one rank."""
 
@@ -70,7 +85,23 @@ class TpModelWorker:
 
     def forward_batch_generation(self, batch: ForwardBatch) -> StepResult:
         """Launch one step; nothing here waits for the device."""
-        output = self.runner.forward(batch)
+        return self._finish(self.runner.forward(batch), batch)
+
+    def begin_split(self, batch: ForwardBatch) -> SplitStep:
+        """Begin a prompt step that runs some layers at a time."""
+        forward, choice = self.runner.begin_split_prefill(batch)
+        return SplitStep(forward=forward, choice=choice)
+
+    def advance_split(self, step: SplitStep, layers: int) -> StepResult | None:
+        """Launch the next layers of such a step; its result once all are launched. Other steps may
+        have run since."""
+        output = self.runner.forward_split_prefill(
+            step.forward, step.choice, layers, reinit_attention_backend=True
+        )
+        return None if output is None else self._finish(output, step.forward.batch)
+
+    def _finish(self, output: ModelRunnerOutput, batch: ForwardBatch) -> StepResult:
+        """Sample, and send what the step brings on its way to the host."""
         logits = output.logits_output
         assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
         tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | _pack("hidden", logits.hidden)

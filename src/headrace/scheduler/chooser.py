@@ -42,14 +42,15 @@ class Chooser:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.retractions = 0
-        self.admitted: list[
-            Sequence
-        ] = []  # of the step being chosen: their rows need their columns
+        self._admitted: list[Sequence] = []
 
-    def choose(self) -> list[Share]:
-        """The next step's shares; empty when nothing can run now."""
-        self.admitted = []
-        budget = self.limits.prompt_tokens
+    def choose(self, *, prompts: bool = True) -> list[Share]:
+        """The next step's shares; empty when nothing can run now.
+
+        Args:
+            prompts: False leaves out all but rows that decode.
+        """
+        budget = self.limits.prompt_tokens if prompts else 0
         shares: list[Share] = []
         for sequence in self._decodable():
             if sequence.state is State.RUNNING and self._make_room(sequence):
@@ -66,6 +67,11 @@ class Chooser:
                 break  # strictly in order: a long prompt is not overtaken for ever
             budget -= self._prefill(sequence, budget, shares)
         return shares
+
+    def take_admitted(self) -> list[Sequence]:
+        """Those that took a row for the step being chosen, once: their rows need their columns."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def retract(self, sequence: Sequence) -> None:
         """Take row and pages from a running sequence, now or when its steps are processed."""
@@ -137,5 +143,5 @@ class Chooser:
             sequence.prompt_entries = [None]
         sequence.state_sum = None
         self.running.append(sequence)
-        self.admitted.append(sequence)
+        self._admitted.append(sequence)
         return True

@@ -14,7 +14,7 @@ from headrace.batch.rows import RowStart
 from headrace.batch.sampling_batch_info import SamplingBatchInfo
 from headrace.batch.side_request import PromptLogprobRequest, SideRequest
 from headrace.batch.transfer import to_device
-from headrace.runner.worker import StepResult
+from headrace.runner.worker import SplitStep, StepResult
 from headrace.sampling.host_mask import allowed_line
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.scheduler.chooser import Share
@@ -81,6 +81,15 @@ class BuiltStep:
     sampling: list[Share]
     prompt_spans: list[PromptSpan]
     state_parts: StateParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitInFlight:
+    """A prompt step of which some layers are launched. `launched`: seconds before the first."""
+
+    built: BuiltStep
+    step: SplitStep
+    launched: float
 
 
 class BatchBuilder:

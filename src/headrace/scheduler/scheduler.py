@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headrace.base.decision import Decision
 from headrace.base.errors import RequestError, TooLongError
 from headrace.base.log import get_logger
+from headrace.execution.split_prefill import SplitPrefill
 from headrace.kernels.noise import derive_seed
 from headrace.request.outcome import Finished, FinishReason
 from headrace.request.request import Request
@@ -22,7 +23,13 @@ from headrace.runner.worker import StepResult, TpModelWorker
 from headrace.sampling.host_logprobs import Decode
 from headrace.sampling.host_mask import HostMask
 from headrace.scheduler.chooser import Chooser, Limits, Share
-from headrace.scheduler.launch import BatchBuilder, BuiltStep, LaunchedStep, row_start
+from headrace.scheduler.launch import (
+    BatchBuilder,
+    BuiltStep,
+    LaunchedStep,
+    SplitInFlight,
+    row_start,
+)
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
@@ -81,6 +88,7 @@ class Scheduler:
         self._decode_token = decode_token
         self._retract_every = retract_every
         self._groups: dict[str, list[Sequence]] = {}
+        self._split: SplitInFlight | None = None
         self._ended: list[str] = []
         self._unready: list[Sequence] = []  # they wait for their grammars
         self._arrivals = 0
@@ -146,7 +154,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._groups)
+        return bool(self._groups) or self._split is not None
 
     def loop(self, last: LaunchedStep | None) -> LaunchedStep | None:
         """One turn; returns the step to hand to the next turn.
@@ -171,11 +179,13 @@ class Scheduler:
         self._retract_for_test()
         if self._unready:
             self._ask_masks()
-        shares = self.chooser.choose()
-        if not shares:
-            return None
+        self.drop_ended_split()
+        if self._split is not None and (finished := self._advance_split(self._split)):
+            return finished
+        shares = self.chooser.choose(prompts=self._split is None)
         try:
-            return self._run(shares)
+            shares = self._split_off(shares)
+            return self._run(shares) if shares else None
         except BaseException as error:
             self._fail(shares, error)
             return None
@@ -196,6 +206,57 @@ class Scheduler:
                     self._unready.remove(sequence)
             except RequestError as error:
                 self._finish(sequence, Finished("error", message=str(error)))
+    def _split_off(self, shares: list[Share]) -> list[Share]:
+        """Begin the prompts among `shares` as a step in parts, if others decode and the path takes
+        them; the shares that are left to run now."""
+        runner = self.worker.runner
+        decoding = [share for share in shares if share.from_row]
+        prompts = [share for share in shares if not share.from_row]
+        if runner.split_prefill is None or not decoding or not prompts:
+            return shares
+        built = self._build(prompts, split=True)
+        if runner.explain(built.batch.facts).value != SplitPrefill.name:
+            return shares
+        launched = time.perf_counter()
+        try:
+            step = self.worker.begin_split(built.batch)
+        except BaseException as error:
+            self._fail(prompts, error)
+            return decoding
+        _hold(prompts)
+        self._split = SplitInFlight(built=built, step=step, launched=launched)
+        return decoding
+
+    def _advance_split(self, split: SplitInFlight) -> LaunchedStep | None:
+        """Launch some more layers, all that are left if nobody decodes; the step once they are."""
+        path = self.worker.runner.split_prefill
+        assert path is not None, "a split has begun"
+        others = any(sequence.can_decode for sequence in self.chooser.running)
+        layers = path.layers if others else len(self.worker.runner.model.model.layers)
+        try:
+            result = self.worker.advance_split(split.step, layers)
+        except BaseException as error:
+            self._drop(split)
+            self._fail(split.built.shares, error)
+            return None
+        if result is None:
+            return None
+        self._split = None
+        return self._launched(split.built, result, split.launched)
+
+    def drop_ended_split(self) -> None:
+        """A step in parts that nobody waits for any more goes no further. What it has launched is
+        done before later steps write to the pages that come free."""
+        split = self._split
+        if split and all(share.sequence.state is State.FINISHED for share in split.built.shares):
+            self._drop(split)
+
+    def _drop(self, split: SplitInFlight) -> None:
+        self._split = None
+        for share in split.built.shares:
+            share.sequence.in_flight -= 1
+            self._settle(share.sequence)
+
                 self._unready.remove(sequence)
             wait = 0.0
 
@@ -217,13 +278,13 @@ class Scheduler:
         _hold(shares)
         return self._launched(built, result, launched)
 
-    def _build(self, shares: list[Share]) -> BuiltStep:
-        runner = self.worker.runner
-        if self.chooser.admitted:
-            runner.rows.admit([row_start(sequence) for sequence in self.chooser.admitted])
+    def _build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
+        runner, admitted = self.worker.runner, self.chooser.take_admitted()
+        if admitted:
+            runner.rows.admit([row_start(sequence) for sequence in admitted])
             self._builder.forget()
         runner.req_to_token_pool.flush()
-        return self._builder.build(shares)
+        return self._builder.build(shares, split=split)
 
     def _launched(self, built: BuiltStep, result: StepResult, launched: float) -> LaunchedStep:
         """The record of a step of which all is launched, since `launched`."""

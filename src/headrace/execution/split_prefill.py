@@ -1,0 +1,141 @@
+"""Split prefill: the forward of a prompt step some layers at a time, with other steps in between.
+
+The stream behind the last layer that ran waits on the device. What other steps overwrite meanwhile
+is what backends keep of a batch, hence their metadata is prepared anew for the next part; all else
+belongs to the batch. (SGLang has the idea as `SPLIT_PREFILL`.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.attention.backend import AttentionBackend
+from headrace.base.decision import Refusal
+from headrace.batch.facts import BatchFacts, Bucket
+from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.execution.eager import Logits
+from headrace.execution.path import CaptureReport
+from headrace.execution.preparation import BatchPreparation
+from headrace.layers.rope import Rotation
+from headrace.models.decoder import Decoder
+from headrace.observers.tap import NO_TAPS, Taps
+
+LEAST_TOKENS = 256
+"""Steps of fewer tokens are hardly longer than a decode step, and run whole."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SplitForward:
+    """A forward between two layers.
+
+    Attributes:
+        stream: [T, H], maybe in parts. layer: the next one to run.
+    """
+
+    batch: ForwardBatch
+    stream: Tensor
+    rotations: dict[str, Rotation]
+    layer: int = 0
+
+
+class SplitPrefill:
+    """Runs prompt steps in parts, eagerly.
+
+    Args:
+        layers: of one part.
+        model: the body. preparation, backends, logits, taps: as for `EagerPath`.
+    """
+
+    name = "split_prefill"
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        model: Decoder,
+        preparation: BatchPreparation,
+        backends: Sequence[AttentionBackend],
+        logits: Logits,
+        taps: Taps = NO_TAPS,
+    ) -> None:
+        self.layers = layers
+        self._model, self._preparation = model, preparation
+        self._backends, self._logits, self._taps = tuple(backends), logits, taps
+
+    # ---- choosing
+
+    def admits(self, facts: BatchFacts) -> Bucket | Refusal:
+        reason = self._refusal(facts)
+        if reason:
+            return Refusal(subject=self.name, reason=reason)
+        return Bucket(tokens=facts.tokens, sequences=facts.sequences)
+
+    def _refusal(self, facts: BatchFacts) -> str:
+        if not facts.split:
+            return "nobody decodes beside a prompt"
+        if facts.tokens < LEAST_TOKENS:
+            return f"fewer than {LEAST_TOKENS} prompt tokens"
+        if facts.hidden:
+            return "hidden states are asked, which a whole forward leaves"
+        return ""
+
+    def prepare(self) -> CaptureReport:
+        return CaptureReport(seconds={}, bytes={})
+
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Always ready."""
+
+    def prepare_more(self) -> bool:
+        return False
+
+    # ---- delivery
+
+    def run(
+        self,
+        batch: ForwardBatch,
+        bucket: Bucket,
+        pp_proxy_tensors: PPProxyTensors | None = None,
+    ) -> LogitsProcessorOutput | PPProxyTensors:
+        """All parts at once."""
+        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+        output = self.advance(self.begin(batch), len(self._model.layers))
+        assert output is not None, "all layers have run"
+        return output
+
+    def begin(self, batch: ForwardBatch) -> SplitForward:
+        """Prepare the batch and embed its tokens; no layer runs yet."""
+        self._preparation.fill(batch)
+        self._prepare_metadata(batch)
+        self._taps.before(batch)
+        return SplitForward(
+            batch=batch,
+            stream=self._model.embed_tokens(batch.input_ids),
+            rotations=self._model.rotations(batch.positions),
+        )
+
+    def advance(
+        self, forward: SplitForward, layers: int, *, reinit_attention_backend: bool = False
+    ) -> LogitsProcessorOutput | None:
+        """Run the next `layers` layers; the logits once all have run, `None` before.
+
+        Args:
+            reinit_attention_backend: prepare attention's metadata anew, as is needed when another
+                batch ran since.
+        """
+        model, batch = self._model, forward.batch
+        if reinit_attention_backend:
+            self._prepare_metadata(batch)
+        first, end = forward.layer, min(forward.layer + layers, len(model.layers))
+        forward.stream = model.run_layers(forward.stream, forward.rotations, batch, first, end)
+        forward.layer = end
+        if end < len(model.layers):
+            return None
+        hidden = model.norm(forward.stream)
+        self._taps.after(batch)
+        return self._logits(hidden, batch)
+
+    def _prepare_metadata(self, batch: ForwardBatch) -> None:
+        for backend in self._backends:
+            backend.prepare_metadata(batch)
