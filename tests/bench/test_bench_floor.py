@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace.base.errors import UnsupportedError
 from headrace.bench.ceilings import Ceilings, measure_ceilings
-from headrace.bench.floor import decode_floor, prefill_floor
+from headrace.bench.floor import StepFloor, decode_floor, prefill_floor
 from headrace.bench.shapes import shape_names, shape_path, shown_name
 from headrace.config.persona import ModelTraits
 from headrace.models.registry import read_model_traits
@@ -105,9 +104,30 @@ def test_a_window_bounds_what_is_read() -> None:
     assert operations[0] - operations[1] == pytest.approx(14 * 2 * saved * 16 * 256)
 
 
-def test_experts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="mixture of experts"):
-        decode_floor(replace(traits_of("qwen3-8b"), is_moe=True), batch=1, context=1, **BF16)
+def test_experts_are_read_as_often_as_tokens_choose_them() -> None:
+    traits = traits_of("qwen3-30b-a3b")
+    expert, router = 3 * 2048 * 768, 128 * 2048
+    attention = 2048 * (2 * 32 * 128 + 2 * 4 * 128)
+    rest = 48 * (2 * attention + 4 * router) + 2 * 151_936 * 2048  # routers are float32
+
+    def experts_read(step: StepFloor) -> float:
+        return (step.bytes - rest) / (48 * 2 * expert)
+
+    step = decode_floor(traits, batch=1, context=0, **BF16)
+    assert experts_read(step) == pytest.approx(8)
+    # of 128 experts 120 are left out by each of two tokens
+    both = decode_floor(traits, batch=2, context=0, **BF16)
+    assert experts_read(both) == pytest.approx(128 * (1 - (120 / 128) ** 2))
+    assert experts_read(decode_floor(traits, batch=4096, context=0, **BF16)) == pytest.approx(128)
+    one = 2 * (48 * (attention + router + 8 * expert) + 151_936 * 2048)
+    assert (step.operations, both.operations) == (one, 2 * one)
+    mixed = replace(
+        traits,
+        layers=(*(replace(layer, is_moe=False) for layer in traits.layers[:8]), *traits.layers[8:]),
+    )
+    assert decode_floor(mixed, batch=1, context=0, **BF16).bytes - step.bytes == pytest.approx(
+        8 * (2 * (3 * 2048 * 6144 - 8 * expert) - 4 * router)
+    )
 
 
 def test_ceilings_of_this_cpu() -> None:
@@ -119,7 +139,7 @@ def test_ceilings_of_this_cpu() -> None:
 
 
 def test_shapes_are_named_and_an_existing_path_comes_first(tmp_path, monkeypatch) -> None:
-    assert shape_names() == ["llama-3.1-8b", "qwen3-0.6b", "qwen3-8b"]
+    assert shape_names() == ["llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-8b"]
     folder = shape_path("qwen3-8b")
     assert folder is not None
     assert shown_name(str(folder)) == "qwen3-8b"

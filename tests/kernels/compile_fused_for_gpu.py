@@ -13,6 +13,7 @@ from compile_for_gpu import Recorder
 from headrace.kernels import (
     few_rows_triton,
     gated_activation_triton,
+    grouped_product_triton,
     matvec_triton,
     norm_rope_write_triton,
     norms_triton,
@@ -23,6 +24,7 @@ from headrace.kernels.matvec_settings import MatvecSettings
 MODULES = (
     few_rows_triton,
     gated_activation_triton,
+    grouped_product_triton,
     matvec_triton,
     norm_rope_write_triton,
     norms_triton,
@@ -58,6 +60,10 @@ def launches(kind: torch.dtype, pdl: bool) -> Any:
     yield "_norm_kernel", norms_triton.sum_rms_norm(stream, norm, eps=0.0, **sums)
     yield "_gate_kernel", gated_activation_triton.gated_activation(parts, **sums)
     yield "_gate_kernel", gated_activation_triton.gated_activation(few, pdl=pdl)
+    stacked, ends = torch.empty(128, 1536, 2048, dtype=kind), torch.zeros(128, dtype=torch.int32)
+    for tokens in (8, 4096):  # tiles of few rows, and of many
+        x = torch.empty(tokens, 2048, dtype=kind)
+        yield "_grouped_kernel", grouped_product_triton.grouped_product(x, stacked, ends)
     if kind is not torch.float32:
         few_rows = few_rows_triton.few_rows
         shape = {"weights": 128, "block": 64, "warps": 4, "stages": 5}

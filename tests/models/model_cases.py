@@ -43,6 +43,12 @@ GEMMA = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
     },
 }
+EXPERTS = {
+    "num_hidden_layers": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
 
 CASES = {
     case.name: case
@@ -128,6 +134,23 @@ CASES = {
                 **yarn(),
             },
         ),
+        Case(
+            name="qwen3-moe",
+            family="qwen3_moe",
+            config=EXPERTS | {"norm_topk_prob": True, "tie_word_embeddings": True},
+        ),
+        Case(
+            name="qwen3-moe-mixed",
+            family="qwen3_moe",
+            config=EXPERTS
+            | {
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [1],
+                "attention_bias": True,
+                "use_sliding_window": True,
+                "sliding_window": WINDOW,
+            },
+        ),
         Case(name="gemma3", family="gemma3", config=GEMMA | {"final_logit_softcapping": 2.0}),
         Case(
             name="gemma3-capped-attention",
@@ -174,6 +197,23 @@ def _window(change: int | None) -> Callable[[ModelTraits], ModelTraits]:
         return replace(traits, layers=layers)
 
     return broken
+
+
+def _moe(**changes: Any) -> Callable[[ModelTraits], ModelTraits]:
+    def broken(traits: ModelTraits) -> ModelTraits:
+        assert traits.moe is not None
+        return replace(traits, moe=replace(traits.moe, **changes))
+
+    return broken
+
+
+def _moe_layers(*places: int) -> Callable[[ModelTraits], ModelTraits]:
+    return lambda traits: replace(
+        traits,
+        layers=tuple(
+            replace(layer, is_moe=place in places) for place, layer in enumerate(traits.layers)
+        ),
+    )
 
 
 def _first_layer_full(traits: ModelTraits) -> ModelTraits:
@@ -240,6 +280,16 @@ BREAKAGES = tuple(
         ("qwen3", "q/k norm", _attention(qk_norm=False), None),
         ("qwen3-window-yarn", "sliding layers", _first_layer_full, None),
         ("qwen3-window-yarn", "output bias", _attention(output_bias=False), None),
+        ("qwen3-moe", "normed weights", _moe(norm_topk_prob=False), None),
+        ("qwen3-moe", "experts of a token", _moe(num_experts_per_tok=2), None),
+        ("qwen3-moe", "a dense layer", _moe_layers(0, 1, 3), None),
+        ("qwen3-moe", "q/k norm", _attention(qk_norm=False), None),
+        ("qwen3-moe", "activation", _traits(activation="gelu"), None),
+        ("qwen3-moe-mixed", "normed weights", _moe(norm_topk_prob=True), None),
+        ("qwen3-moe-mixed", "sparse step", _moe_layers(0, 2, 3), None),
+        ("qwen3-moe-mixed", "dense layers", _moe_layers(1, 3), None),
+        ("qwen3-moe-mixed", "window off", _window(None), None),
+        ("qwen3-moe-mixed", "output bias", _attention(output_bias=False), None),
         ("gemma3", "norm offset", _traits(norm_offset=0.0), None),
         ("gemma3", "final soft cap", _traits(final_soft_cap=None), None),
         ("gemma3", "embedding scale", _traits(embedding_scale=None), None),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import CheckpointError, HeadraceError, UnsupportedError
-from headrace.config.persona import KvKind, ModelTraits
+from headrace.config.persona import KvKind, ModelTraits, MoeTraits
 from headrace.models import config_reader as read
 from headrace.models.registry import FAMILIES, family_of, read_model_traits
 
@@ -215,6 +215,56 @@ def test_qwen_windows(
     architecture: str, changes: dict[str, Any], expected: list[int | None]
 ) -> None:
     assert windows(read_model_traits(config(architecture, **changes))) == expected
+
+
+def experts(**changes: Any) -> dict[str, Any]:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    return config("Qwen3MoeForCausalLM", head_dim=16, **sizes | changes)
+
+
+def test_experts_in_both_spellings_and_their_defaults() -> None:
+    traits = read_model_traits(experts())
+    assert traits == read_model_traits(experts(num_experts="absent", num_local_experts=8))
+    assert traits.moe == MoeTraits(
+        num_experts=8, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=False
+    )
+    assert traits.moe_layers == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"decoder_sparse_step": 2}, (1, 3)),
+        ({"decoder_sparse_step": 3}, (2,)),
+        ({"mlp_only_layers": [0, 2]}, (1, 3)),
+        ({"mlp_only_layers": [3], "decoder_sparse_step": 2}, (1,)),
+        ({"mlp_only_layers": None, "decoder_sparse_step": None}, (0, 1, 2, 3)),
+    ],
+)
+def test_which_layers_have_experts(changes: dict[str, Any], layers: tuple[int, ...]) -> None:
+    assert read_model_traits(experts(num_hidden_layers=4, **changes)).moe_layers == layers
+
+
+def test_a_window_beside_experts_holds_for_all_layers() -> None:
+    slides = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    assert windows(read_model_traits(experts(**slides))) == [16, 16]
+    assert windows(read_model_traits(experts(sliding_window=16))) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": "absent"}, "has no num_local_experts"),
+        ({"num_experts_per_tok": None}, "has no num_experts_per_tok"),
+        ({"moe_intermediate_size": "many"}, "moe_intermediate_size .* is 'many'"),
+        ({"num_experts_per_tok": 9}, "8 experts and 9 for each token"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob .* true or false"),
+        ({"mlp_only_layers": "0"}, "mlp_only_layers .* a list of numbers"),
+    ],
+)
+def test_a_bad_value_of_experts_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_model_traits(experts(**changes))
 
 
 def test_llama_takes_no_window_from_a_stray_key() -> None:

@@ -87,7 +87,7 @@ def test_dtypes_and_weight_formats(
         assert expected.difference(logits) <= tolerance
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma3"])
 @pytest.mark.parametrize("format_name", WEIGHT_FORMATS)
 def test_a_step_without_tokens_runs(
     name: str, format_name: str, reference: Callable[[str], Reference]

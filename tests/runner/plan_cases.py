@@ -58,7 +58,21 @@ GEMMA3 = LLAMA | {
     "query_pre_attn_scalar": 16,
     "tie_word_embeddings": True,
 }
-FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gemma3": GEMMA3}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "mlp_only_layers": [1],
+}
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+    "gemma3": GEMMA3,
+}
 
 
 def persona(config: dict[str, Any] = LLAMA, **changes: Any) -> Persona:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_cases import CPU, CPU_WITH_COMPILER, H100, LLAMA, QWEN3, persona
+from plan_cases import CPU, CPU_WITH_COMPILER, H100, LLAMA, QWEN3, QWEN3_MOE, persona
 
 from headrace.base.decision import Decision
 from headrace.base.errors import ConfigError, UnsupportedError
@@ -83,6 +83,12 @@ def test_on_is_refused_where_it_cannot_be(hardware, reason: str, remedy: str) ->
     decision = decide(GAIN, hardware=hardware)
     assert decision.value == "off"
     assert reason in decision.refused[0].reason
+
+
+def test_experts_are_not_compiled() -> None:
+    with pytest.raises(UnsupportedError, match="products of experts"):
+        decide(asked="on", model=QWEN3_MOE)
+    assert decide(model=QWEN3_MOE).refused[0].reason.startswith("torch.compile is not given")
 
 
 def test_measurements_are_kept_one_of_a_kind(cache: Path) -> None:

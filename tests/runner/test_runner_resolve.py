@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import plan_cases as cases
 import pytest
-from plan_cases import CPU, GEMMA3, H100, LLAMA, TURING, persona, plan
+from plan_cases import CPU, GEMMA3, H100, LLAMA, QWEN3_MOE, TURING, persona, plan
 
 from headrace.attention.registry import ATTENTION_BACKENDS, register_attention_backend
 from headrace.attention.torch_native import TorchNativeBackend
@@ -185,6 +185,9 @@ def test_prefill_graphs_are_breakable_on_a_gpu_and_what_is_asked_is_kept() -> No
     for kind in ("breakable", "piecewise"):
         asked = plan(hardware=H100, prefill_graph=kind).prefill_graph
         assert (asked.value, asked.asked) == (kind, True)
+    with pytest.raises(UnsupportedError, match=r"products of experts(.|\n)*breakable"):
+        plan(persona(QWEN3_MOE), H100, prefill_graph="piecewise")
+    assert plan(persona(QWEN3_MOE), H100).prefill_graph.value == "breakable"
     bare = replace(H100, packages=frozenset())
     assert "written in Triton" in plan(hardware=bare).prefill_graph.refused[0].reason
     with pytest.raises(UnsupportedError, match="writes Triton for a GPU") as caught:

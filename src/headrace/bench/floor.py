@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headrace.base.errors import UnsupportedError
 from headrace.bench.ceilings import Ceilings
-from headrace.config.persona import ModelTraits
+from headrace.config.persona import ModelTraits, MoeTraits
 from headrace.runner.memory_table import ITEM_BYTES
 
 
@@ -55,8 +54,8 @@ def decode_floor(
         context: tokens whose KV each sequence reads, its new one included; a mean may be a
             fraction.
 
-    Raises:
-        UnsupportedError: a mixture of experts, whose traffic depends on the routing.
+    Experts are counted as if every token chose its own without looking at the others': the mean
+    number of experts that a step reads then follows from the number of tokens.
     """
 
     def attended(window: int | None) -> tuple[float, float]:
@@ -70,11 +69,7 @@ def decode_floor(
 def prefill_floor(
     traits: ModelTraits, *, prompts: int, length: int, dtype: str, kv_dtype: str
 ) -> StepFloor:
-    """Prompts of `length` tokens without a cached prefix, to the first token of each.
-
-    Raises:
-        UnsupportedError: a mixture of experts.
-    """
+    """Prompts of `length` tokens without a cached prefix, to the first token of each."""
 
     def attended(window: int | None) -> tuple[float, float]:
         whole = length if window is None else min(length, window)
@@ -87,30 +82,46 @@ def prefill_floor(
 
 def _products(traits: ModelTraits, rows: int, head_rows: int, dtype: str) -> Iterator[Operator]:
     """Products of `rows` tokens with every weight; the head sees those that sample."""
-    if traits.is_moe:
-        raise UnsupportedError(
-            f"The floor of a mixture of experts ({traits.family}) is not known",
-            why="how many weights a step reads depends on the routing",
-            remedy="Measure a dense model",
-        )
     attention, hidden = traits.attention, traits.hidden_size
     keys = attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
     shapes = {
         "qkv": hidden * (attention.num_heads * attention.head_dim + keys),
         "o": attention.num_heads * attention.v_head_dim * hidden,
+    }
+    mlp = {
         "gate up": hidden * 2 * traits.intermediate_size,
         "down": traits.intermediate_size * hidden,
     }
-    size = ITEM_BYTES[dtype]
-    for name, weights in shapes.items():
-        yield Operator(
-            name=name,
-            bytes=weights * size,
-            operations=2 * rows * weights,
-            count=traits.num_layers,
-        )
+    size, routed = ITEM_BYTES[dtype], len(traits.moe_layers)
+    for part, count in ((shapes, traits.num_layers), (mlp, traits.num_layers - routed)):
+        for name, weights in part.items():
+            if count:
+                work = 2 * rows * weights
+                yield Operator(name=name, bytes=weights * size, operations=work, count=count)
+    if traits.moe is not None and routed:
+        yield from _experts(traits.moe, hidden, rows, routed, size)
     head = traits.vocab_size * hidden
     yield Operator(name="head", bytes=head * size, operations=2 * head_rows * head)
+
+
+def _experts(moe: MoeTraits, hidden: int, rows: int, layers: int, size: int) -> Iterator[Operator]:
+    """Router and experts of `rows` tokens; the router is float32."""
+    router, chosen = moe.num_experts * hidden, moe.num_experts_per_tok
+    yield Operator(
+        name="router",
+        bytes=router * ITEM_BYTES["float32"],
+        operations=2 * rows * router,
+        count=layers,
+    )
+    read = moe.num_experts * (1 - (1 - chosen / moe.num_experts) ** rows)
+    for name, parts in (("expert gate up", 2), ("expert down", 1)):
+        weights = parts * hidden * moe.intermediate_size
+        yield Operator(
+            name=name,
+            bytes=read * weights * size,
+            operations=2 * rows * chosen * weights,
+            count=layers,
+        )
 
 
 def _attention(

@@ -71,7 +71,9 @@ def measure(
 def _table(llm: LLM, way: str) -> list[ForwardPath]:
     runner = llm.engine.worker.runner
     config = replace(runner.config, prefill_graph=way)
-    decision = choose_prefill_graph(config, llm.engine.settled.hardware)
+    decision = choose_prefill_graph(
+        config, llm.engine.settled.hardware, llm.engine.settled.persona.traits
+    )
     return runner.make_paths(replace(runner.plan, prefill_graph=decision)).table
 
 

@@ -68,12 +68,30 @@ class AttentionTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeTraits:
+    """Shape and habits shared by the mixtures of experts of a model.
+
+    Attributes:
+        num_experts_per_tok: experts that work on a token.
+        intermediate_size: of one expert; `ModelTraits.intermediate_size` is that of dense layers.
+        norm_topk_prob: the weights of a token's experts are made to sum to 1.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraits:
-    """One layer: the KV group it belongs to, its window in tokens, the rope it uses."""
+    """One layer: the KV group it belongs to, its window in tokens, the rope it uses, and whether
+    its MLP is a mixture of experts."""
 
     kv_group: str
     window: int | None = None
     rope: str = "default"
+    is_moe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +125,15 @@ class ModelTraits:
     final_soft_cap: float | None = None
     embedding_scale: float | None = None
     is_generation: bool = True
-    is_moe: bool = False
+    moe: MoeTraits | None = None
+    """Of the layers that are mixtures of experts; `None` for a dense model."""
     is_multimodal: bool = False
     dtype: str = "float32"
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Layers whose MLP is a mixture of experts, in order."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.is_moe)
 
     @property
     def num_layers(self) -> int:

@@ -50,3 +50,9 @@ class GatedMLP(nn.Module):
     def gate(self, norm: RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         """act(gate(norm(x))) * up(norm(x)) [T, intermediate], and x, as `Operators.normed_gate`"""
         return self.operators.normed_gate(norm, self, x)
+
+    def add(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """x + down(act(gate(norm(x))) * up(norm(x))): the residual stream, [T, H], which may come
+        and go in parts."""
+        gated, x = self.gate(norm, x)
+        return self.operators.add_linear(self.down_proj, gated, x)

@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.kernels.grouped_product import grouped_product
+
 if TYPE_CHECKING:
     from headrace.batch.forward_batch import ForwardBatch
     from headrace.layers.attention import SelfAttention
     from headrace.layers.embedding import LMHead
     from headrace.layers.linear import MergedLinear
     from headrace.layers.mlp import GatedMLP
+    from headrace.layers.moe import Experts
     from headrace.layers.norm import RMSNorm
     from headrace.layers.rope import Rotation
 
@@ -34,6 +37,10 @@ class Operators(Protocol):
         """[T, H], maybe in parts, -> [T, H]"""
         ...
 
+    def normed(self, norm: "RMSNorm", x: Tensor) -> tuple[Tensor, Tensor]:
+        """norm(x), and x, both [T, H]; x may come in parts."""
+        ...
+
     def normed_linear(
         self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -48,6 +55,15 @@ class Operators(Protocol):
     def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> tuple[Tensor, Tensor]:
         """act(gate(norm(x))) * up(norm(x)) [T, intermediate], and x [T, H], which may come in
         parts."""
+        ...
+
+    def expert_gate(self, experts: "Experts", x: Tensor, ends: Tensor) -> Tensor:
+        """act(gate(x)) * up(x) [R, I] of each row's expert: x [R, H] is sorted by expert, and the
+        rows of each end at `ends` [E] int32."""
+        ...
+
+    def expert_down(self, experts: "Experts", x: Tensor, ends: Tensor) -> Tensor:
+        """down(x) [R, H] of each row's expert; x [R, I] and `ends` as in `expert_gate`."""
         ...
 
     def rotate_and_write(
@@ -75,6 +91,9 @@ class TorchOperators:
             return F.rms_norm(x, norm.shape, norm.weight, norm.eps)
         return F.rms_norm(x.float(), norm.shape, norm.weight, norm.eps).to(x.dtype)
 
+    def normed(self, norm: "RMSNorm", x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm(norm, x), x
+
     def normed_linear(
         self, norm: "RMSNorm", linear: "MergedLinear", x: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -86,6 +105,15 @@ class TorchOperators:
     def normed_gate(self, norm: "RMSNorm", mlp: "GatedMLP", x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = mlp.gate_up_proj.forward(self.norm(norm, x)).split(mlp.intermediate, dim=-1)
         return mlp.act(gate) * up, x
+
+    def expert_gate(self, experts: "Experts", x: Tensor, ends: Tensor) -> Tensor:
+        both = grouped_product(x, experts.gate_up, ends)
+        gate, up = both.split(experts.intermediate, dim=-1)
+        gated: Tensor = experts.act(gate) * up
+        return gated
+
+    def expert_down(self, experts: "Experts", x: Tensor, ends: Tensor) -> Tensor:
+        return grouped_product(x, experts.down, ends)
 
     def rotate_and_write(
         self, attention: "SelfAttention", qkv: Tensor, rotation: "Rotation", batch: "ForwardBatch"

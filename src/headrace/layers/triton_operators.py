@@ -22,6 +22,7 @@ from headrace.layers.attention import SelfAttention
 from headrace.layers.embedding import LMHead
 from headrace.layers.linear import MergedLinear
 from headrace.layers.mlp import GatedMLP
+from headrace.layers.moe import Experts
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import Rotation
 
@@ -46,16 +47,24 @@ class TritonOperators:
         self._rms_norm: Any = norms.rms_norm
         self._sum_rms_norm: Any = norms.sum_rms_norm
         self._gated: Any = import_module(f"{room}.gated_activation_triton").gated_activation
+        self._grouped: Any = import_module(f"{room}.grouped_product_triton").grouped_product
         self._rotate: Any = import_module(f"{room}.norm_rope_write_triton").norm_rope_write
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        return self._norm_and_stream(norm, x)[0]
+        return self.normed(norm, x)[0]
+
+    def normed(self, norm: RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight, named = norm.weight, {"eps": norm.eps, "pdl": self._pdl}
+        if x.dim() == 2:
+            return self._rms_norm(x, weight, **named), x
+        normed, total = self._sum_rms_norm(x, weight, dtype=norm.dtype, **named)
+        return normed, total
 
     def normed_linear(
         self, norm: RMSNorm, linear: MergedLinear, x: Tensor
     ) -> tuple[Tensor, Tensor]:
         if x.shape[0] != 1:
-            normed, x = self._norm_and_stream(norm, x)
+            normed, x = self.normed(norm, x)
             return self._product(linear, normed), x
         product: Tensor = self._matvec(
             x,
@@ -95,7 +104,7 @@ class TritonOperators:
                 pdl=self._pdl,
             )
             return gated, x
-        normed, x = self._norm_and_stream(norm, x)
+        normed, x = self.normed(norm, x)
         if activation is None:
             gate, up = linear.forward(normed).split(mlp.intermediate, dim=-1)
             return mlp.act(gate) * up, x
@@ -106,14 +115,6 @@ class TritonOperators:
             both = self._product(linear, normed)
             gated = self._gated(both, activation=activation, dtype=x.dtype, pdl=self._pdl)
         return gated, x
-
-    def _norm_and_stream(self, norm: RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-        """norm(x), and x [T, H], which may come in parts."""
-        weight, named = norm.weight, {"eps": norm.eps, "pdl": self._pdl}
-        if x.dim() == 2:
-            return self._rms_norm(x, weight, **named), x
-        normed, total = self._sum_rms_norm(x, weight, dtype=norm.dtype, **named)
-        return normed, total
 
     def _product(
         self, linear: MergedLinear, x: Tensor, activation: Activation | None = None
@@ -128,6 +129,21 @@ class TritonOperators:
             x, weight, settings=settings, bias=linear.bias, activation=activation, pdl=self._pdl
         )
         return product
+
+    def expert_gate(self, experts: Experts, x: Tensor, ends: Tensor) -> Tensor:
+        both = self._grouped(x, experts.gate_up, ends)
+        activation = ACTIVATIONS.get(experts.act_name)
+        gated: Tensor
+        if activation is None:
+            gate, up = both.split(experts.intermediate, dim=-1)
+            gated = experts.act(gate) * up
+        else:
+            gated = self._gated(both, activation=activation, pdl=self._pdl)
+        return gated
+
+    def expert_down(self, experts: Experts, x: Tensor, ends: Tensor) -> Tensor:
+        down: Tensor = self._grouped(x, experts.down, ends)
+        return down
 
     def rotate_and_write(
         self, attention: SelfAttention, qkv: Tensor, rotation: Rotation, batch: ForwardBatch

@@ -17,6 +17,7 @@ from headrace.config.plan import RopePlan
 from headrace.layers.attention import SelfAttention
 from headrace.layers.embedding import Embedding, LMHead
 from headrace.layers.mlp import GatedMLP
+from headrace.layers.moe import SparseMoe
 from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import RotaryEmbedding, Rotation
 from headrace.layers.weights import WeightSpace
@@ -48,23 +49,22 @@ class CausalLM(Protocol):
 
 
 class PreNormBlock(nn.Module):
-    """norm, attention, add, norm, MLP, add (Llama and most since)."""
+    """norm, attention, add, norm, MLP or mixture of experts, add (Llama and most since)."""
 
     def __init__(self, traits: ModelTraits, layer_id: int, *, space: WeightSpace) -> None:
         super().__init__()
         self.operators = space.operators
         self.self_attn = SelfAttention(traits, layer_id, space=space)
-        self.mlp = gated_mlp(traits, space)
+        self.mlp = feed_forward(traits, layer_id, space)
         self.input_layernorm = norm(traits, space)
         self.post_attention_layernorm = norm(traits, space)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """The residual stream, [T, H] -> [T, H], maybe in parts (`Operators`)"""
-        attention, mlp = self.self_attn, self.mlp
+        attention = self.self_attn
         qkv, x = self.operators.normed_linear(self.input_layernorm, attention.qkv_proj, x)
         x = self.operators.add_linear(attention.o_proj, attention.attend(qkv, rotation, batch), x)
-        gated, x = mlp.gate(self.post_attention_layernorm, x)
-        return self.operators.add_linear(mlp.down_proj, gated, x)
+        return self.mlp.add(self.post_attention_layernorm, x)
 
 
 class Decoder(nn.Module):
@@ -154,6 +154,10 @@ class CausalDecoder(nn.Module):
     def attention_layers(self) -> list[SelfAttention]:
         return [module for module in self.modules() if isinstance(module, SelfAttention)]
 
+    def moe_layers(self) -> list[SparseMoe]:
+        """The mixtures of experts, in the order of the layers."""
+        return [module for module in self.modules() if isinstance(module, SparseMoe)]
+
     def ignored_tensors(self) -> frozenset[str]:
         """Rotary tables that old checkpoints stored, and the head where it is the embedding."""
         names = {"model.rotary_emb.inv_freq"}
@@ -172,6 +176,13 @@ def added(x: Tensor, dtype: torch.dtype) -> Tensor:
 def norm(traits: ModelTraits, space: WeightSpace) -> RMSNorm:
     """A norm over the residual stream."""
     return RMSNorm(traits.hidden_size, eps=traits.norm_eps, offset=traits.norm_offset, space=space)
+
+
+def feed_forward(traits: ModelTraits, layer_id: int, space: WeightSpace) -> GatedMLP | SparseMoe:
+    """What stands behind attention in this layer."""
+    if traits.layers[layer_id].is_moe:
+        return SparseMoe(traits, traits.moe_layers.index(layer_id), space=space)
+    return gated_mlp(traits, space)
 
 
 def gated_mlp(traits: ModelTraits, space: WeightSpace) -> GatedMLP:

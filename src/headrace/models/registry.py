@@ -19,6 +19,7 @@ from headrace.models.gemma3 import Gemma3ForCausalLM, gemma3_traits
 from headrace.models.llama import LlamaForCausalLM, llama_traits, mistral_traits
 from headrace.models.qwen2 import Qwen2ForCausalLM, qwen2_traits
 from headrace.models.qwen3 import Qwen3ForCausalLM, qwen3_traits
+from headrace.models.qwen3_moe import Qwen3MoeForCausalLM, qwen3_moe_traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,13 @@ FAMILIES = (
         model_type="qwen3",
         traits=qwen3_traits,
         module=Qwen3ForCausalLM,
+    ),
+    Family(
+        name="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        traits=qwen3_moe_traits,
+        module=Qwen3MoeForCausalLM,
     ),
     Family(
         name="gemma3",

@@ -84,7 +84,7 @@ def choose_cpu_graph(
     """
     if config.cpu_graph == "off":
         return Decision(name=NAME, value="off", reason="asked to be off", asked=True)
-    refusal = _refusal(hardware)
+    refusal = _refusal(hardware, traits)
     if config.cpu_graph == "on":
         if refusal is not None:
             raise UnsupportedError(
@@ -102,7 +102,7 @@ def choose_cpu_graph(
     return Decision(name=NAME, value="off", reason="eager takes every step", refused=(refusal,))
 
 
-def _refusal(hardware: Hardware) -> Refusal | None:
+def _refusal(hardware: Hardware, traits: ModelTraits) -> Refusal | None:
     if hardware.platform != "cpu":
         return Refusal(
             subject=NAME,
@@ -114,6 +114,12 @@ def _refusal(hardware: Hardware) -> Refusal | None:
             subject=NAME,
             reason="torch.compile writes C++, and there is no compiler for it",
             remedy=f"install {COMPILER}",
+        )
+    if traits.moe_layers:
+        return Refusal(
+            subject=NAME,
+            reason="torch.compile is not given the grouped products of experts",
+            remedy="cpu_graph auto or off",
         )
     return None
 

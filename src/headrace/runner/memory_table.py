@@ -73,7 +73,7 @@ class MemoryTable:
 
 
 def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
-    """Bytes of every part of a dense decoder whose products run in `dtype`."""
+    """Bytes of every part of a decoder whose products run in `dtype`."""
     attention, hidden = traits.attention, traits.hidden_size
     query = attention.num_heads * attention.head_dim
     key = attention.num_kv_heads * attention.head_dim
@@ -90,6 +90,12 @@ def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
     mlp_count = 3 * hidden * traits.intermediate_size
     if traits.mlp_bias:
         mlp_count += 2 * traits.intermediate_size + hidden
+    routed = len(traits.moe_layers)
+    expert_bytes = router_bytes = 0
+    if traits.moe is not None:
+        experts = traits.moe.num_experts
+        expert_bytes = experts * 3 * hidden * traits.moe.intermediate_size * ITEM_BYTES[dtype]
+        router_bytes = experts * hidden * ITEM_BYTES["float32"]  # the choice is made in float32
     embedding = traits.vocab_size * hidden
     size = ITEM_BYTES[dtype]
     # norms that store deviations from 1 are kept in float32, or the small ones would be lost
@@ -97,7 +103,9 @@ def weight_bytes(traits: ModelTraits, dtype: str) -> dict[str, int]:
     parts = {
         "embedding": embedding * size,
         "attention": attention_count * traits.num_layers * size,
-        "mlp": mlp_count * traits.num_layers * size,
+        "mlp": mlp_count * (traits.num_layers - routed) * size,
+        "experts": expert_bytes * routed,
+        "routers": router_bytes * routed,
         "norms": (norm_count * traits.num_layers + hidden) * norm_size,
         "head": 0 if traits.tie_word_embeddings else embedding * size,
     }
@@ -137,6 +145,10 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         + attention.num_heads * (attention.head_dim + attention.v_head_dim)
         + attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
     )
+    if traits.moe is not None:  # of each chosen expert: its input, gate, up, their product, answers
+        width += traits.moe.num_experts_per_tok * (
+            3 * traits.hidden_size + 3 * traits.moe.intermediate_size
+        )
     return {
         "rows": rows * (8 * traits.vocab_size + _ROW_SCALAR_BYTES),
         "page tables": rows * table_pages * 4 * len(traits.kv_groups),

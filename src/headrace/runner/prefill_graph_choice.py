@@ -4,6 +4,7 @@ from headrace.base.decision import Decision, Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
+from headrace.config.persona import ModelTraits
 
 NAME = "prefill_graph"
 OFF, BREAKABLE, PIECEWISE = "off", "breakable", "piecewise"
@@ -13,7 +14,9 @@ REASONS = {
 }
 
 
-def choose_prefill_graph(config: EngineConfig, hardware: Hardware) -> Decision[str]:
+def choose_prefill_graph(
+    config: EngineConfig, hardware: Hardware, traits: ModelTraits
+) -> Decision[str]:
     """Off, breakable or piecewise.
 
     Raises:
@@ -23,7 +26,7 @@ def choose_prefill_graph(config: EngineConfig, hardware: Hardware) -> Decision[s
     if asked == OFF:
         return Decision(name=NAME, value=OFF, reason="asked to be off", asked=True)
     wanted = BREAKABLE if asked == "auto" else asked
-    refusal = _refusal(wanted, hardware)
+    refusal = _refusal(wanted, hardware, traits)
     if asked != "auto":
         if refusal is not None:
             raise UnsupportedError(
@@ -43,7 +46,7 @@ def choose_prefill_graph(config: EngineConfig, hardware: Hardware) -> Decision[s
     return Decision(name=NAME, value=wanted, reason=REASONS[wanted], refused=(other,))
 
 
-def _refusal(wanted: str, hardware: Hardware) -> Refusal | None:
+def _refusal(wanted: str, hardware: Hardware, traits: ModelTraits) -> Refusal | None:
     if hardware.platform != "cuda":
         return Refusal(subject=NAME, reason="CUDA graphs need a CUDA device")
     if "triton" not in hardware.packages:
@@ -52,4 +55,10 @@ def _refusal(wanted: str, hardware: Hardware) -> Refusal | None:
             PIECEWISE: "torch.compile writes Triton for a GPU",
         }
         return Refusal(subject=NAME, reason=needs[wanted], remedy="pip install 'headrace[cuda]'")
+    if wanted == PIECEWISE and traits.moe_layers:
+        return Refusal(
+            subject=NAME,
+            reason="torch.compile is not given the grouped products of experts",
+            remedy="prefill_graph breakable",
+        )
     return None

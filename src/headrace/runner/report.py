@@ -112,6 +112,13 @@ def _persona_lines(persona: Persona) -> Iterator[str]:
     yield f"attention   {', '.join([heads, f'head dim {attention.head_dim}', *habits])}"
     yield f"layers      {_layer_kinds(traits)}"
     yield f"mlp         {traits.intermediate_size:,}, {traits.activation}"
+    if traits.moe is not None:
+        moe, count = traits.moe, len(traits.moe_layers)
+        normed = "weights made to sum to 1" if moe.norm_topk_prob else "weights as they come"
+        yield (
+            f"experts     {moe.num_experts} of {moe.intermediate_size:,}, "
+            f"{moe.num_experts_per_tok} for each token, in {count} layers; {normed}"
+        )
     for name, rope in traits.ropes.items():
         factor = f", factor {rope.factor:g}" if rope.factor is not None else ""
         yield f"rope        {name}: {rope.kind}, theta {rope.theta:,.0f}{factor}"

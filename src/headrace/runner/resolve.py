@@ -74,7 +74,7 @@ def resolve(
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
-        prefill_graph=choose_prefill_graph(config, hardware),
+        prefill_graph=choose_prefill_graph(config, hardware, traits),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
