@@ -17,7 +17,9 @@ from headrace.request.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=2)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-SCORED = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=1)
+SCORED = SamplingParams(
+    temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1, prompt_logprobs=1
+)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma"])
@@ -38,7 +40,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 def beside_a_decoding_one(engine: Engine) -> RequestHandle:
     handle = engine.add([7, 8, 9], LONG)
-    while not handle.output().outputs[0].token_ids:
+    while not handle.output_tokens:
         engine.step()
     return handle
 
@@ -83,14 +85,14 @@ def test_others_get_a_token_between_two_parts(folder: Path, overlap: bool) -> No
                          chunked_prefill_size=512)  # fmt: skip
     layers = len(engine.worker.runner.model.model.layers)
     other = beside_a_decoding_one(engine)
-    before = len(other.output().outputs[0].token_ids)
+    before = other.output_tokens
     prompt = engine.add(prompts_of(LEAST_TOKENS + 50)[0], GREEDY)
-    while not prompt.output().outputs[0].token_ids:
+    while not prompt.output_tokens:
         engine.step()
     # One token in the turn that begins, one in every turn that a part takes but the last.
-    got = len(other.output().outputs[0].token_ids) - before
+    got = other.output_tokens - before
     assert got >= layers, f"{got} tokens beside {layers} layers"
-    assert dict(prompt.output().paths)["split_prefill"] == 1
+    assert dict(prompt.paths(0))["split_prefill"] == 1
     while engine.has_work:
         engine.step()
 

@@ -45,8 +45,8 @@ class BatchFacts:
     processed_logprobs: bool = False
     hidden: HiddenMode = HiddenMode.NONE
     adapters: bool = False
-
     split: bool = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:

@@ -294,15 +294,6 @@ def chunked_prefill_size(config: EngineConfig, hardware: Hardware) -> Decision[i
     return Decision(name=name, value=value, reason=f"for {mebibytes:,.0f} MiB of device memory")
 
 
-def max_running_requests(config: EngineConfig, hardware: Hardware) -> Decision[int]:
-    name = "max_running_requests"
-    if config.max_running_requests is not None:
-        return Decision(
-            name=name, value=config.max_running_requests, reason="rows of the batch", asked=True
-        )
-    if hardware.platform == "cpu":
-        return Decision(
-            name=name, value=RUNNING_CPU, reason="more sequences only slow each other on a CPU"
 def split_prefill_layers(config: EngineConfig, traits: ModelTraits) -> Decision[int]:
     """0: prompts run whole."""
     name, asked = "split_prefill_layers", config.split_prefill_layers
@@ -313,6 +304,15 @@ def split_prefill_layers(config: EngineConfig, traits: ModelTraits) -> Decision[
     return Decision(name=name, value=asked, reason=reason, asked=True)
 
 
+def max_running_requests(config: EngineConfig, hardware: Hardware) -> Decision[int]:
+    name = "max_running_requests"
+    if config.max_running_requests is not None:
+        return Decision(
+            name=name, value=config.max_running_requests, reason="rows of the batch", asked=True
+        )
+    if hardware.platform == "cpu":
+        return Decision(
+            name=name, value=RUNNING_CPU, reason="more sequences only slow each other on a CPU"
         )
     return Decision(
         name=name, value=RUNNING_GPU, reason="where decode products turn from bytes to arithmetic"

@@ -87,8 +87,8 @@ class Scheduler:
         self._builder = BatchBuilder(runner.device, self.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
-        self._groups: dict[str, list[Sequence]] = {}
         self._split: SplitInFlight | None = None
+        self._groups: dict[str, list[Sequence]] = {}
         self._ended: list[str] = []
         self._unready: list[Sequence] = []  # they wait for their grammars
         self._arrivals = 0
@@ -190,22 +190,6 @@ class Scheduler:
             self._fail(shares, error)
             return None
 
-    def _ask_masks(self) -> None:
-        """See which grammars have come. With nothing else to do, wait a little for one.
-
-        Ranks that share a collective must agree on this: rank 0 has to tell the others.
-        """
-        wait = 0.0 if self.chooser.running else MASK_WAIT
-        for sequence in tuple(self._unready):
-            mask = sequence.host_mask
-            try:
-                if sequence.state is State.FINISHED:
-                    self._unready.remove(sequence)
-                elif mask is None or mask.is_ready(wait):
-                    sequence.mask_is_ready = True
-                    self._unready.remove(sequence)
-            except RequestError as error:
-                self._finish(sequence, Finished("error", message=str(error)))
     def _split_off(self, shares: list[Share]) -> list[Share]:
         """Begin the prompts among `shares` as a step in parts, if others decode and the path takes
         them; the shares that are left to run now."""
@@ -257,6 +241,22 @@ class Scheduler:
             share.sequence.in_flight -= 1
             self._settle(share.sequence)
 
+    def _ask_masks(self) -> None:
+        """See which grammars have come. With nothing else to do, wait a little for one.
+
+        Ranks that share a collective must agree on this: rank 0 has to tell the others.
+        """
+        wait = 0.0 if self.chooser.running else MASK_WAIT
+        for sequence in tuple(self._unready):
+            mask = sequence.host_mask
+            try:
+                if sequence.state is State.FINISHED:
+                    self._unready.remove(sequence)
+                elif mask is None or mask.is_ready(wait):
+                    sequence.mask_is_ready = True
+                    self._unready.remove(sequence)
+            except RequestError as error:
+                self._finish(sequence, Finished("error", message=str(error)))
                 self._unready.remove(sequence)
             wait = 0.0
 
