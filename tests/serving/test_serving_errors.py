@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import time
 
 import pytest
+from asgi import Exchange
 from pydantic import BaseModel, ValidationError
 from starlette.testclient import TestClient
 
 from headrace.serving.app import make_app
+from headrace.serving.body_route import check_parts
 from headrace.serving.errors import LONGEST_MESSAGE, ApiError
 from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.chat_request import ChatRequest, Message
@@ -149,6 +152,49 @@ def test_large_bodies_are_413(make_service) -> None:
         answer = http.post("/v1/completions", content=pieces, headers=headers)
         assert answer.status_code == 413
         check_shape(answer)
+
+
+@pytest.mark.parametrize(
+    "many",
+    [b"1,", b'"a",', b"[],", b"{},", b'"a":1,'],
+    ids=["ids", "texts", "lists", "objects", "keys"],
+)
+def test_bodies_of_very_many_parts_are_413(http: TestClient, many: bytes) -> None:
+    """Making objects of them holds up everybody else, for seconds."""
+    body = b'{"prompt": [' + many * 1_200_000
+    headers = {"content-type": "application/json"}
+    began = time.monotonic()
+    for route in ROUTES:
+        answer = http.post(route, content=body, headers=headers)
+        assert answer.status_code == 413
+        assert check_shape(answer)["code"] == "too_many_parts"
+    assert time.monotonic() - began < 5
+
+
+PROSE = "This is prose (of a chapter or two), where a bracket [1] or a colon: here, is seldom. "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "tiny", "temperature": 0, "prompt": [' + b"99999," * (2**20 - 1) + b"5]}",
+        json.dumps({"prompt": PROSE * 130_000}).encode(),
+    ],
+    ids=["a million ids", "prose"],
+)
+def test_large_bodies_of_what_people_send_are_read(body: bytes) -> None:
+    check_parts(body, 2**24)
+
+
+def test_a_body_that_breaks_off_is_nobodys_error(service) -> None:
+    exchange = Exchange(make_app(service), "/v1/completions", {})
+
+    async def broken() -> dict:
+        return {"type": "http.disconnect"}
+
+    exchange._receive = broken  # type: ignore[method-assign]
+    asyncio.run(exchange.run())
+    assert exchange.status == 400
 
 
 def test_unknown_paths_methods_and_models(http: TestClient) -> None:
