@@ -98,9 +98,9 @@ class TritonBackend(AttentionBackend):
         return Refusal(subject="triton", reason=reason, remedy="pip install 'headrace[cuda]'")
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
-        rows = _decode_rows(batch)
+        rows = decode_rows(batch)
         self._decode_rows, self._tables_ready = rows, False
-        self._front, self._behind = _parts(batch, self.group.name, rows)
+        self._front, self._behind = parts_of(batch, self.group.name, rows)
         self._splits = self._share = None
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
@@ -117,7 +117,7 @@ class TritonBackend(AttentionBackend):
         without dependent launch: the tables are complete before any layer starts.
         """
         self._max_seq_len, self._tables_ready = self.max_model_len, True
-        self._front, self._behind = _parts(batch, self.group.name, batch.num_sequences)
+        self._front, self._behind = parts_of(batch, self.group.name, batch.num_sequences)
         kv_heads = self.attention.num_kv_heads
         self._splits = most_runs(batch=batch.num_sequences, kv_heads=kv_heads)
         self._share = None
@@ -242,7 +242,7 @@ class _LayerKernels:
     tensors: tuple[Tensor, Tensor | None]
 
 
-def _parts(
+def parts_of(
     batch: ForwardBatch, group: str, rows: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """What the kernels read of the first `rows` rows, and of those behind."""
@@ -256,7 +256,7 @@ def _parts(
     return front, tuple(each[rows:] for each in behind)
 
 
-def _decode_rows(batch: ForwardBatch) -> int:
+def decode_rows(batch: ForwardBatch) -> int:
     """How many rows go through the decode kernel: all, or those in front with one new token.
 
     Row i of them has token i. A prompt's last token behind them is such a row as well.

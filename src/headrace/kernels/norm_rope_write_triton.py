@@ -34,8 +34,13 @@ def norm_rope_write(
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
     pdl: bool = False,
+    tile: int | None = None,
 ) -> Tensor:
     """`norm_rope_write.norm_rope_write`; `pdl`: programmatic dependent launch.
+
+    Args:
+        tile: tokens of a program, which decide the order of a norm's sum: `tile_tokens` chooses if
+            absent. A constant makes a token's result the same bits in every step.
 
     Raises:
         UnsupportedError: device or dtype that the kernel does not take.
@@ -60,7 +65,7 @@ def norm_rope_write(
     assert qkv.stride(-1) == k_cache.stride(3) == v_cache.stride(3) == 1
     if tokens > 0:
         programs = triton.cdiv(heads, HEADS) + 2 * triton.cdiv(kv_heads, HEADS)
-        tile = tile_tokens(tokens, max(dim, value_dim))
+        tile = tile or tile_tokens(tokens, max(dim, value_dim))
         _rope_kernel[(programs, triton.cdiv(tokens, tile))](
             qkv,
             cos_sin,

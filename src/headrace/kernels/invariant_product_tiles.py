@@ -1,0 +1,103 @@
+"""Tiles of `invariant_product`: they decide its speed, and no bit of its result.
+
+Measured ones for some shapes, a rule for the rest, one tile where nothing is known of the device.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from headrace.kernels.few_rows_settings import CAPABILITY, MULTIPROCESSORS, SHARED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTile:
+    """What a program multiplies.
+
+    tokens: rows of x, a multiple of 64: the rows of a warp group's instruction, always. weights:
+    rows of the weights; of gate and up together where an activation is behind. block: columns at a
+    time. stages: blocks in flight, and one. group: tiles of tokens that go through the weights side
+    by side, so that both stay in the L2. prefetch: columns of the weights asked for while waiting
+    for the kernel in front.
+    """
+
+    tokens: int
+    weights: int
+    block: int
+    warps: int
+    stages: int
+    group: int = 8
+    prefetch: int = 0
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the blocks in flight, in 16 bits a number."""
+        return (self.tokens + self.weights) * self.block * 2 * self.stages
+
+
+def _tile(tokens: int, weights: int, block: int, stages: int, **more: int) -> ProductTile:
+    warps = more.pop("warps", 8 if tokens * weights >= 1 << 14 else 4)
+    return ProductTile(
+        tokens=tokens, weights=weights, block=block, stages=stages, warps=warps, **more
+    )
+
+
+EXACT = ProductTile(tokens=16, weights=32, block=32, warps=4, stages=2)
+"""Of float32, whose products are no tensor core's."""
+ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3)
+"""Of GPUs whose instructions were not looked at: one tile has one order."""
+
+# (rows of the weights, columns) -> rows of x, up to which -> tile. Of more rows the rule's.
+MEASURED: dict[tuple[int, int], dict[int, ProductTile]] = {}
+
+MANY = 1 << 13  # rows of x, from which on nothing changes
+# What a multiprocessor makes of the matrix rate by the weights of a tile of 128 rows of x.
+EFFICIENCY = {256: 1.0, 128: 0.92, 64: 0.7, 32: 0.4}
+
+
+def product_tile(
+    rows: int, outputs: int, inputs: int, *, gated: bool, dtype: torch.dtype, device: torch.device
+) -> ProductTile:
+    """The tile for x [rows, inputs] and weights [outputs, inputs]; the same for all rows between
+    two powers of two."""
+    if dtype is torch.float32:
+        return EXACT
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
+        return ANYWHERE
+    return tile_on_hopper(min(MANY, 1 << max(6, (rows - 1).bit_length())), outputs, inputs, gated)
+
+
+@cache
+def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> ProductTile:
+    """`rows` is a power of two, 64 at least."""
+    for limit, tile in sorted(MEASURED.get((outputs, inputs), {}).items()):
+        if rows <= limit:
+            return tile
+    return _few(rows, outputs, gated) if rows <= 128 else _many(rows, outputs)
+
+
+def _few(rows: int, outputs: int, gated: bool) -> ProductTile:
+    """Reading the weights is the cost: as wide as still keeps every multiprocessor reading."""
+    least = 32 if gated or rows > 64 else 16
+    widths = [width for width in (128, 64, 32) if outputs >= width * (MULTIPROCESSORS - 4)]
+    weights = widths[0] if widths else least
+    programs = -(-outputs // weights)
+    together = 1 if programs <= MULTIPROCESSORS else 2
+    block = 128 if rows + weights <= 128 else 64
+    stages = min(9, SHARED // together // ((rows + weights) * block * 2))
+    return _tile(rows, weights, block, stages, prefetch=128, warps=4 if rows == 64 else 8)
+
+
+def _many(rows: int, outputs: int) -> ProductTile:
+    """Multiplying is the cost: the width whose last wave of programs is the fullest, for what its
+    programs make of the matrix rate."""
+
+    def rate(weights: int) -> float:
+        programs = rows // 128 * -(-outputs // weights)
+        waves = -(-programs // MULTIPROCESSORS)
+        return EFFICIENCY[weights] * outputs * rows / (waves * weights)
+
+    weights = max(EFFICIENCY, key=rate)
+    stages = min(6, SHARED // ((128 + weights) * 128))
+    return _tile(128, weights, 64, stages, warps=8)

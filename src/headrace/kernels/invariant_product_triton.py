@@ -1,0 +1,209 @@
+"""A product whose rows have the same bits alone and in any batch, by one chain of tensor cores.
+
+A number of the result is one sum over all columns in their order: each instruction of a warp group
+adds 16 columns to what the one before left, whatever the other rows and the other weights of its
+tile are. The columns are never split. So tiles may follow the number of rows, as speed asks; bits
+do not. x is always the left operand, 64 of its rows an instruction, missing ones 0: that wastes
+multiplications of few rows, which wait for the weights anyhow. Behind the sum come, in float32 and
+in this order, the bias, then the residual or the activation, and one rounding.
+
+In float32 there are no tensor cores in it: fused multiply-adds, column by column, in one tile.
+Meaning: `few_rows.few_rows` without splits.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headrace.kernels.attention_math_triton import dot
+from headrace.kernels.fused_math_triton import (
+    activate,
+    begin,
+    check_fused,
+    launch_options,
+    prefetch,
+    wait,
+)
+from headrace.kernels.gated_activation import Activation
+from headrace.kernels.invariant_product_tiles import ProductTile, product_tile
+
+ALIGNMENT = 16  # bytes, of addresses and rows that a tensor descriptor takes
+
+
+def invariant_product(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: Activation | None = None,
+    dtype: torch.dtype | None = None,
+    tile: ProductTile | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """`few_rows.few_rows` without splits.
+
+    Args:
+        tile: `product_tile` chooses if absent.
+        pdl: programmatic dependent launch.
+
+    Raises:
+        UnsupportedError: device or dtype that the kernel does not take.
+    """
+    check_fused("The batch-invariant product", x, pdl=pdl)
+    tokens, inputs = x.shape
+    outputs = weight.shape[0] // (1 if activation is None else 2)
+    assert weight.is_contiguous()
+    assert weight.shape[1] == inputs
+    assert weight.dtype == x.dtype
+    assert residual is None or (activation is None and residual.shape == (tokens, outputs))
+    assert dtype in (None, x.dtype, torch.float32)
+    assert all(t.stride(-1) == 1 for t in (x, residual) if t is not None)
+    out = x.new_empty(tokens, outputs, dtype=dtype or x.dtype)
+    if tokens == 0:
+        return out
+    if tile is None:
+        tile = product_tile(
+            tokens,
+            weight.shape[0],
+            inputs,
+            gated=activation is not None,
+            dtype=x.dtype,
+            device=x.device,
+        )
+    rows = tile.weights if activation is None else tile.weights // 2
+    described = x.dtype is not torch.float32 and all(map(_takes_descriptor, (x, weight)))
+    token_tiles, weight_tiles = triton.cdiv(tokens, tile.tokens), triton.cdiv(outputs, rows)
+    _product_kernel[(token_tiles * weight_tiles,)](
+        x,
+        weight,
+        _tiles(x, tile.tokens, tile.block) if described else None,
+        _tiles(weight, rows, tile.block) if described else None,
+        bias,
+        residual,
+        out,
+        tokens,
+        outputs,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        INPUTS=inputs,
+        TOKENS=tile.tokens,
+        WEIGHTS=rows,
+        BLOCK=tile.block,
+        STAGES=tile.stages,
+        GROUP=tile.group,
+        ACTIVATION=activation,
+        PREFETCH=min(tile.prefetch, inputs) if pdl else 0,
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **launch_options(pdl),
+    )
+    return out
+
+
+def _takes_descriptor(x: Tensor) -> bool:
+    aligned = (x.stride(0) * x.element_size(), x.data_ptr())
+    return all(value % ALIGNMENT == 0 for value in aligned)
+
+
+def _tiles(x: Tensor, rows: int, columns: int) -> Any:
+    """x [n, K] as tiles [rows, columns]; 0 past its ends."""
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [rows, columns])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _product_kernel(
+    x,
+    weight,
+    x_tiles,
+    weight_tiles,
+    bias,
+    residual,
+    out,
+    tokens,
+    outputs,
+    x_stride,
+    residual_stride,
+    INPUTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: TOKENS rows of x, WEIGHTS rows of weights (with an activation, of gate and of
+    up), all columns."""
+    token_tile, weight_tile = _place(
+        tl.program_id(0), tl.cdiv(tokens, TOKENS), tl.cdiv(outputs, WEIGHTS), GROUP
+    )
+    first_token, first_row = token_tile * TOKENS, weight_tile * WEIGHTS
+    token = first_token + tl.arange(0, TOKENS)
+    row = first_row + tl.arange(0, WEIGHTS)
+    exists, live = token < tokens, row < outputs
+    # Past the last row it is read again, so that no load has a mask of rows.
+    lines = weight + tl.minimum(row, outputs - 1).to(tl.int64) * INPUTS  # [WEIGHTS]
+    up_lines = lines + outputs.to(tl.int64) * INPUTS
+    x_lines = x + tl.minimum(token, tokens - 1).to(tl.int64) * x_stride  # [TOKENS]
+    begin(PDL)
+    if PREFETCH > 0:
+        PREFETCH_PAD: tl.constexpr = triton.next_power_of_2(PREFETCH)
+        prefetch(lines, PREFETCH, PREFETCH_PAD)
+        if ACTIVATION is not None:
+            prefetch(up_lines, PREFETCH, PREFETCH_PAD)
+    wait(PDL)
+    sums = tl.zeros([TOKENS, WEIGHTS], tl.float32)
+    up_sums = sums
+    for column in tl.range(0, INPUTS, BLOCK, num_stages=STAGES):
+        value = _tile(x_tiles, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
+        matrix = _tile(weight_tiles, lines, first_row, column, INPUTS, BLOCK)
+        sums = dot(value, matrix.T, sums)
+        if ACTIVATION is not None:
+            matrix = _tile(weight_tiles, up_lines, outputs + first_row, column, INPUTS, BLOCK)
+            up_sums = dot(value, matrix.T, up_sums)
+    if bias is not None:
+        sums += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION is not None:
+        if bias is not None:
+            up_bias = tl.load(bias + outputs + row, mask=live, other=0.0)
+            up_sums += up_bias.to(tl.float32)[None, :]
+        sums = activate(sums, ACTIVATION) * up_sums
+    mask = exists[:, None] & live[None, :]
+    if residual is not None:
+        place = token[:, None].to(tl.int64) * residual_stride + row[None, :]
+        sums += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    place = token[:, None].to(tl.int64) * outputs + row[None, :]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _place(program, token_tiles, weight_tiles, GROUP: tl.constexpr):
+    """Tile of tokens and of weights: GROUP tiles of tokens go through the weights together."""
+    group = program // (GROUP * weight_tiles)
+    width = tl.minimum(token_tiles - group * GROUP, GROUP)
+    within = program % (GROUP * weight_tiles)
+    return group * GROUP + within % width, within // width
+
+
+@triton.jit
+def _tile(tiles, lines, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """[rows, BLOCK] of the rows at `lines`, columns from `start`, 0 past the end; by descriptor
+    from `row` on."""
+    if tiles is not None:
+        tile = tiles.load([row, start])
+    else:
+        column = start + tl.arange(0, BLOCK)[None, :]
+        if SIZE % BLOCK == 0:
+            tile = tl.load(lines[:, None] + column)
+        else:
+            tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
+    return tile
