@@ -6,7 +6,7 @@ backend refuses is a failure.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -86,20 +86,19 @@ def check_attention_backend(
     """Run every case that the backend's capabilities claim.
 
     Args:
-        backend: a class, or a registered name with all its classes.
+        backend: a class, or a registered name with all its classes that run on the device.
         device: cpu or cuda.
         thorough: False takes a few small cases, for slow interpreters.
         part: (i, n) takes every n-th case from i on, for n processes side by side: most of the time
             goes into the compiling of kernels.
 
     Raises:
-        UnsupportedError: the name is unknown, a class does not run on this device at all (platform
-            or package missing), or serves no kind of KV that the kit knows.
+        UnsupportedError: the name is unknown, no class runs on this device at all (platform
+            or package missing), or serves a kind of KV that the kit knows.
     """
     kinds = ATTENTION_BACKENDS.entries(backend) if isinstance(backend, str) else (backend,)
     hardware = detect(device)
-    for kind in kinds:
-        _check_runnable(kind, hardware)
+    kinds = _runnable(kinds, hardware)
     return Report(
         device=hardware.name,
         findings=tuple(
@@ -108,6 +107,21 @@ def check_attention_backend(
             for finding in _findings(kind, device, hardware, thorough, part)
         ),
     )
+
+
+def _runnable(kinds: Sequence[Kind], hardware: Hardware) -> list[Kind]:
+    """The classes that run here; raises what the first one says where none does."""
+    found: list[Kind] = []
+    errors: list[UnsupportedError] = []
+    for kind in kinds:
+        try:
+            _check_runnable(kind, hardware)
+            found.append(kind)
+        except UnsupportedError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
 
 
 def _check_runnable(kind: Kind, hardware: Hardware) -> None:

@@ -187,15 +187,9 @@ class FirstWrong:
 def finding_of(first: FirstWrong, compared: ComparedSequence, tolerance: Tolerance) -> DeepFinding:
     """What was found, in words; where keys and values all agree, what is left."""
     if first.step is None:
-        sampling = compared.largest <= tolerance.logprob
-        left = (
-            "logprobs agree too: what differs is sampling (penalties, filters, noise, forced ids)"
-            if sampling
-            else "it differs after them: in attention or MLP of the last layer, last norm or head"
-        )
         return DeepFinding(
             sequence=compared.name,
-            meaning=f"keys and values of all layers agree; {left}",
+            meaning=f"keys and values of all layers agree; {_left(compared, tolerance)}",
             layers=first.layers,
         )
     return DeepFinding(
@@ -209,3 +203,12 @@ def finding_of(first: FirstWrong, compared: ComparedSequence, tolerance: Toleran
         meaning=first.meaning,
         layers=first.layers,
     )
+
+
+def _left(compared: ComparedSequence, tolerance: Tolerance) -> str:
+    """What can be wrong behind the last keys and values."""
+    if not compared.differences:
+        return f"it {compared.problem}"
+    if compared.largest <= tolerance.logprob:
+        return "logprobs agree too: what differs is sampling (penalties, filters, noise, seed)"
+    return "it differs after them: attention or MLP of the last layer, last norm or head"

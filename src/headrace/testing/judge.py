@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from headrace.engine.engine import Engine
 from headrace.engine.outputs import RequestOutput
+from headrace.memory.integrity import IntegrityError
 from headrace.request.sampling_params import SamplingParams
 from headrace.testing.combinations import Configuration
 from headrace.testing.comparison import ComparedSequence, Decode, Tally, Tolerance
@@ -71,7 +72,6 @@ class Judge:
                 for path, steps in output.paths:
                     paths[path] = paths.get(path, 0) + steps
         engine.settle()
-        engine.scheduler.check_integrity()
         problems = tally.verdict() + problems + _unmet(engine, configuration, paths)
         deep = None
         if problems and layer_bounds is not None:
@@ -117,9 +117,9 @@ class Judge:
     ) -> DeepFinding:
         wave = next(wave for wave in self._work if wave.name == compared.wave)
         index = compared.index
-        if len(tokens) != len(self.own(wave, index).picks):
-            return DeepFinding(sequence=compared.name, meaning=f"it {compared.problem}")
-        wanted, _ = written_along(self._reference, wave, index, tokens)
+        # One that ended early is held as far as it went.
+        along = tokens + self.own(wave, index).picks[len(tokens) :]
+        wanted, _ = written_along(self._reference, wave, index, along)
         first = FirstWrong(engine, wanted, layer_bounds)
         salt = f"{wave.name} again"
         watch = watched_steps(engine, request_id(salt, index), first.take)
@@ -129,7 +129,7 @@ class Judge:
         if again != tokens and not 0 <= first.position < same:
             return DeepFinding(
                 sequence=compared.name,
-                meaning="it chose other tokens when it ran again: the fault comes and goes",
+                meaning="other tokens when it ran again: the fault comes and goes",
             )
         return finding_of(first, compared, self.tolerance)
 
@@ -199,8 +199,12 @@ def _run(
 
 
 def _unmet(engine: Engine, configuration: Configuration, paths: dict[str, int]) -> list[str]:
-    """What the configuration should have done and did not."""
+    """What the configuration should have done and did not, pages that are lost included."""
     problems = []
+    try:
+        engine.scheduler.check_integrity()
+    except IntegrityError as error:
+        problems.append(f"pages or rows are lost: {error}")
     if configuration.path_name not in paths:
         refused = {entry["refused"] for entry in engine.stats()["paths"]}
         problems.append(f"no step took {configuration.path_name}: {'; '.join(sorted(refused))}")

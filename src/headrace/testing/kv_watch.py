@@ -54,10 +54,11 @@ def watched_steps(
 
     def watched(batch: ForwardBatch) -> StepResult:
         nonlocal count
+        bounds = batch.bounds  # as the scheduler made them
         result = launch(batch)
         sequence = _scheduled(engine, request_id)
-        if sequence is not None and sequence.row in batch.bounds.rows:
-            place = batch.bounds.rows.index(sequence.row)
+        if sequence is not None and sequence.row in bounds.rows:
+            place = bounds.rows.index(sequence.row)
             count += 1
             take(
                 WatchedStep(
@@ -66,8 +67,8 @@ def watched_steps(
                     tokens=batch.facts.tokens,
                     sequences=batch.facts.sequences,
                     path=result.path,
-                    start=batch.bounds.prefix_lens[place],
-                    length=batch.bounds.seq_lens[place],
+                    start=bounds.prefix_lens[place],
+                    length=bounds.seq_lens[place],
                     pages=tuple(sequence.pages),
                 )
             )

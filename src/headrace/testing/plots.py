@@ -112,7 +112,7 @@ def layer_lines(
 ) -> str:
     """Errors of keys and values by layer against their bounds."""
     left, top, bottom = 60, 14, 190
-    axis = LogScale([*keys, *values, *bounds], bottom, top)
+    axis = LogScale([*keys, *values, *(bound / 10 for bound in bounds)], bottom, top)
     step = (width - left - 90) / max(1, len(keys) - 1)
     parts = []
     for place, text in axis.ticks():

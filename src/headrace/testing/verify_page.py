@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from headrace.testing import plots
-from headrace.testing.verify_report import Result, VerifyReport, paths_text
+from headrace.testing.verify_report import SHOWN, Result, VerifyReport, paths_text
 
 STYLE = """
 :root { --ink:#1c2733; --muted:#5d6b7a; --grid:#dfe5ea; --paper:#ffffff; --soft:#f4f6f8;
@@ -65,8 +65,8 @@ def _sections(report: VerifyReport) -> Iterator[str]:
         "eager: the same weights, one sequence at a time, no cache, operator by operator</p>"
         f'<p class="verdict {color}"><b>{word}</b>: {escape(report.summary)}</p>'
     )
-    yield from _failures(report)
-    yield _held(report)
+    if report.common:
+        yield (f"<p>What fails has <b>{escape(report.common)}</b>; nothing that passes does.</p>")
     yield f'<h2>Configurations</h2><div class="wide">{_table(report.results)}</div>'
     yield (
         "<h2>Largest difference of a logprob</h2>"
@@ -79,7 +79,9 @@ def _sections(report: VerifyReport) -> Iterator[str]:
             label="largest |Δlogprob| over all places (logarithmic)",
         )
     )
+    yield from _failures(report)
     yield _places(report)
+    yield _held(report)
     yield _refused(report)
     yield _environment(report)
 
@@ -166,9 +168,9 @@ def _failures(report: VerifyReport) -> Iterator[str]:
     for number, result in enumerate(report.results, 1):
         if result.passed:
             continue
-        problems = "".join(f"<li>{escape(problem)}</li>" for problem in result.problems[:8])
-        if len(result.problems) > 8:
-            problems += f"<li class=muted>and {len(result.problems) - 8} more</li>"
+        problems = "".join(f"<li>{escape(problem)}</li>" for problem in result.problems[:SHOWN])
+        if len(result.problems) > SHOWN:
+            problems += f"<li class=muted>and {len(result.problems) - SHOWN} more</li>"
         yield (
             f'<div class="box"><h3>{number}  {escape(str(result.configuration))}</h3>'
             f"<ul>{problems}</ul>{_other(result)}{_deep(result)}</div>"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 from headrace.base.decision import Refusal
@@ -91,6 +92,21 @@ class VerifyReport:
         )
 
     @property
+    def common(self) -> str:
+        """The setting, or pair of settings, that all failing configurations have and no passing
+        one; "" where there is none, or where all fail."""
+        failed = [_settings(result.configuration) for result in self.failed]
+        passed = [_settings(result.configuration) for result in self.results if result.passed]
+        if not failed or not passed:
+            return ""
+        shared = sorted(set.intersection(*failed))
+        for count in (1, 2):
+            for chosen in combinations(shared, count):
+                if not any(settings.issuperset(chosen) for settings in passed):
+                    return " and ".join(chosen)
+        return ""
+
+    @property
     def bounds(self) -> str:
         """What was held, in a line."""
         bound = self.tolerance
@@ -109,7 +125,9 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; what is not a number becomes `None`."""
-        plain: dict[str, Any] = _plain({"schema": SCHEMA, **asdict(self), "passed": self.passed})
+        plain: dict[str, Any] = _plain(
+            {"schema": SCHEMA, **asdict(self), "passed": self.passed, "common": self.common}
+        )
         return plain
 
     def __str__(self) -> str:
@@ -124,6 +142,9 @@ class VerifyReport:
             )
         yield ""
         yield from table(COLUMNS, [_cells(result) for result in self.results])
+        if self.common:
+            yield ""
+            yield f"What fails has {self.common}; nothing that passes does"
         for result in self.failed:
             yield from _failure_lines(result)
         if self.refused:
@@ -148,6 +169,15 @@ COLUMNS = (
     "seconds",
     "verdict",
 )
+
+
+def _settings(configuration: Configuration) -> set[str]:
+    """Each setting in words."""
+    named = asdict(configuration)
+    return {
+        f"{name.replace('_', ' ')} {'on' if value is True else 'off' if value is False else value}"
+        for name, value in named.items()
+    }
 
 
 def _cells(result: Result) -> tuple[str, ...]:
