@@ -56,6 +56,8 @@ BAD: dict[str, list[Any]] = {
     "capture": [*NOT_CHOICES, None],
     "cpu_graph": [*NOT_CHOICES, None],
     "deterministic": [*NOT_FLAGS, None],
+    "numeric_canary": [*NOT_WHOLE, None, -1, 2**31],
+    "numeric_canary_mode": [*NOT_CHOICES, None, "off"],
     "seed": [*NOT_WHOLE, None, -(2**63) - 1],
 }
 CASES = [(name, value) for name, values in BAD.items() for value in values]

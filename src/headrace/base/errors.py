@@ -51,6 +51,10 @@ class NotFoundError(HeadraceError):
     """A model name that is neither a path, a short name nor a reachable hub id."""
 
 
+class CanaryError(HeadraceError):
+    """An observer found that a step was computed wrongly, or what it read was damaged."""
+
+
 class UnavailableError(HeadraceError):
     """The engine takes no requests at this moment: it starts, drains, or is gone. Nothing is wrong
     with the request."""

@@ -104,6 +104,14 @@ class EngineConfig:
     deterministic: bool = option(
         False, "bit-identical results whatever the batch (on: not in this version)", flag()
     )
+    numeric_canary: int = option(
+        0, "run every n-th step again by reference and compare; 0: none", whole(0, MAX_INT32)
+    )
+    numeric_canary_mode: str = option(
+        "log",
+        "of a step that differs: log, or raise, so that its sequences end with an error",
+        one_of("log", "raise"),
+    )
     seed: int = option(
         0, "seed of dummy weights and of sequences that name none", whole(-(2**63), MAX_INT64)
     )

@@ -43,6 +43,7 @@ class Plan:
     mem_fraction: Decision[float]
     max_total_tokens: Decision[int | None]
     window_pool: Decision[str]
+    numeric_canary: Decision[int]
 
     def __iter__(self) -> Iterator[Decision[Any]]:
         return (getattr(self, entry.name) for entry in fields(self))

@@ -22,12 +22,15 @@ class BatchPreparation:
         rows: the columns.
         tables: page table [R, max pages] int32 of each KV group.
         page_size: tokens per page.
+        kernels: use Triton's where they run.
     """
 
-    def __init__(self, rows: Rows, tables: Mapping[str, Tensor], page_size: int) -> None:
+    def __init__(
+        self, rows: Rows, tables: Mapping[str, Tensor], page_size: int, *, kernels: bool = True
+    ) -> None:
         self._rows, self._tables, self._page_size = rows, dict(tables), page_size
         self._prepare_extend: Callable[..., None] | None = None
-        if rows.device.type == "cuda" and triton_available("cuda") is None:
+        if kernels and rows.device.type == "cuda" and triton_available("cuda") is None:
             self.use_kernels(pdl=has_dependent_launch(rows.device))
 
     def use_kernels(self, *, pdl: bool) -> None:

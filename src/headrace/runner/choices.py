@@ -248,6 +248,15 @@ def _graph_refusal(hardware: Hardware, backend: str) -> Refusal | None:
     return None
 
 
+def numeric_canary(config: EngineConfig) -> Decision[int]:
+    """Every how many steps; 0: none."""
+    name, every = "numeric_canary", config.numeric_canary
+    if not every:
+        return Decision(name=name, value=0, reason="no step is run twice")
+    reason = f"every {every} steps one is run by reference too; then {config.numeric_canary_mode}"
+    return Decision(name=name, value=every, reason=reason, asked=True)
+
+
 def prefix_cache(config: EngineConfig) -> Decision[bool]:
     reason = "KV of finished prompts serves later ones with the same beginning"
     if not config.enable_prefix_cache:

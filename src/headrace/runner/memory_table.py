@@ -25,6 +25,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Driver context and library workspaces of one process on a GPU: an estimate for devices not seen.
 GPU_CONTEXT_BYTES = 768 * 2**20
 # Rows hold 6 int64/int32 and 6 float32 scalars, 3 flags and the stop ids besides the vocabulary.
+CANARY_TOKENS = 1024  # of a step that the numeric canary runs twice: its copies of KV need room
 _ROW_SCALAR_BYTES = 64 + 8 * MAX_ROW_STOP_IDS
 
 NORMS_OF_LAYER = {"gemma3": 4}  # 2 for the families that are not named
@@ -149,12 +150,24 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         width += traits.moe.num_experts_per_tok * (
             3 * traits.hidden_size + 3 * traits.moe.intermediate_size
         )
-    return {
+    bytes_by_name = {
         "rows": rows * (8 * traits.vocab_size + _ROW_SCALAR_BYTES),
         "page tables": rows * table_pages * 4 * len(traits.kv_groups),
         "activations": tokens * width * ITEM_BYTES[plan.dtype.value],
         "logits": rows * traits.vocab_size * 4 * 3,  # raw, processed, probabilities
     }
+    if plan.numeric_canary.value:
+        copies = 3 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)  # before, ours, theirs
+        a_token = copies + width * ITEM_BYTES[plan.dtype.value]
+        bytes_by_name["numeric canary"] = (
+            canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 2
+        )
+    return bytes_by_name
+
+
+def canary_tokens(plan: Plan) -> int:
+    """The largest step that the numeric canary runs twice."""
+    return max(CANARY_TOKENS, plan.max_running_requests.value)
 
 
 def kv_token_cap(plan: Plan) -> int | None:

@@ -249,20 +249,32 @@ class ModelRunner:
         with self._part("forward paths"):
             self.paths = self.make_paths(self.plan)
             self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
-            self.observers = build_observers(self.plan)
+            self.observers = build_observers(
+                self.config,
+                self.plan,
+                self.model,
+                rows=self.rows,
+                tables=self.page_tables,
+                dtype=self.dtype,
+            )
 
     def make_paths(self, plan: Plan) -> ForwardPaths:
         """Paths over this runner's model and memory, as `plan` has them."""
-        pool = self.req_to_token_pool
         return PathBuilder(
             plan,
             self.model,
             rows=self.rows,
-            tables={name: pool.table(name) for name in pool.groups},
+            tables=self.page_tables,
             backends=self.backends,
             dtype=self.dtype,
             taps=build_taps(plan),
         ).build()
+
+    @property
+    def page_tables(self) -> dict[str, torch.Tensor]:
+        """[R, max pages] int32 of each KV group."""
+        pool = self.req_to_token_pool
+        return {name: pool.table(name) for name in pool.groups}
 
     @property
     def decode_graph(self) -> "DecodeGraphPath | None":

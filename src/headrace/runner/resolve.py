@@ -84,6 +84,7 @@ def resolve(
         mem_fraction=choices.mem_fraction(config, hardware),
         max_total_tokens=choices.max_total_tokens(config, hardware),
         window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
+        numeric_canary=choices.numeric_canary(config),
     )
 
 
