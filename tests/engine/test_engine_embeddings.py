@@ -9,8 +9,7 @@ import pytest
 from operator_recorder import as_if_on_a_gpu
 from tiny_engine import make_engine
 
-from headrace.batch.facts import BatchFacts, HiddenMode
-from headrace.batch.forward_mode import ForwardMode
+from headrace.batch.facts import HiddenMode
 from headrace.engine.engine import Engine
 from headrace.engine.requests import RequestHandle
 from headrace.request.pooling_params import PoolingParams
@@ -158,16 +157,3 @@ def test_a_decode_step_without_embeddings_asks_for_nothing(
     asked.clear()
     finish(engine, [submit(engine, ids(5, 1), LAST), submit(engine, ids(5, 2), MEAN)])
     assert asked == [(HiddenMode.ALL, True)]
-
-
-def test_a_decode_graph_refuses_hidden_states() -> None:
-    pytest.importorskip("triton")
-    from headrace.execution.decode_graph import DecodeGraphPath
-
-    path = object.__new__(DecodeGraphPath)  # the rest of it needs a GPU
-    path.sizes, path._captured = (4,), {}
-    facts = {"mode": ForwardMode.DECODE, "tokens": 1, "live_tokens": 1, "sequences": 1}
-    plain = path.admits(BatchFacts(**facts, max_length=9))
-    asking = path.admits(BatchFacts(**facts, max_length=9, hidden=HiddenMode.LAST))
-    assert plain.reason == "not captured yet"
-    assert asking.reason == "hidden states are asked, which a graph keeps to itself"

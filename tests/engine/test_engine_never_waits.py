@@ -72,9 +72,10 @@ class RunnerWithoutValues(ModelRunner):
         self.device = META
 
 
-def made_up(ring: TokenRing, tensors: dict[str, Tensor]) -> InFlight:
+def made_up(ring: TokenRing, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> InFlight:
     """In place of results: token 0, finite."""
-    host = {name: torch.zeros(each.shape, dtype=each.dtype) for name, each in tensors.items()}
+    sent = tensors | own
+    host = {name: torch.zeros(each.shape, dtype=each.dtype) for name, each in sent.items()}
     if "finite" in host:
         host["finite"] = torch.ones_like(host["finite"])
     return InFlight(host=host, event=None)
@@ -102,6 +103,8 @@ EVERY_KIND = [
     SamplingParams(max_tokens=9, allowed_token_ids=[0, 5, 7], bad_words=["ab"]),
     SamplingParams(max_tokens=9, logprob_token_ids=[3, 4], logprobs=1, logprobs_mode="processed"),
     SamplingParams(max_tokens=9, logprob_token_ids=list(range(40)), n=2),
+    SamplingParams(max_tokens=9, return_hidden_states="last"),
+    SamplingParams(max_tokens=9, return_hidden_states="all", hidden_state_layers=[0, 1, -1], n=2),
 ]
 
 

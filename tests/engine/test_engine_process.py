@@ -112,7 +112,7 @@ def test_what_the_engine_is_goes_to_its_client(shared: Shared, llama_folder: Pat
         ([1.5], SHORT, RequestError, "cannot be read"),
         ([1], SamplingParams(logit_bias={300: 1.0}), RequestError, "logit_bias"),
         ([1], SamplingParams(stop="half \ud83d"), RequestError, "surrogates"),
-        ([1], SamplingParams(return_hidden_states=True), RequestError, "not supported"),
+        ([1], SamplingParams(return_routed_experts=True), RequestError, "not supported"),
     ],
 )
 def test_a_bad_request_is_refused_and_no_other(

@@ -119,7 +119,7 @@ def test_states_are_taken_and_kept(dtype: torch.dtype) -> None:
     assert found is not None
     known, exact = hidden.clone(), hidden.double()
     hidden.fill_(torch.nan)  # as the next step of a path does
-    assert torch.equal(found.tokens, known[[7, 0]])
+    assert torch.equal(found.tokens, known[[7, 0], None])
     assert found.sums.dtype == torch.float64
     sums = torch.stack((exact[2:6].sum(0), exact[8]))
     torch.testing.assert_close(found.sums, sums, rtol=1e-12, atol=0)

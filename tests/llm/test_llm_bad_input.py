@@ -103,7 +103,10 @@ BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
     "bad_words": ({"bad_words": ["a\ud800"]}, "surrogate"),
     "max_tokens": ({"max_tokens": 60}, "70 together"),  # R003, R130
     "min_tokens": ({"min_tokens": 60}, "70 together"),
-    "hidden states": ({"return_hidden_states": True}, "return_hidden_states is not supported"),
+    "hidden states": (
+        {"return_hidden_states": True, "hidden_state_layers": [1000]},
+        "hidden_state_layers",
+    ),
     "experts": ({"return_routed_experts": True}, "return_routed_experts is not supported"),
 }
 

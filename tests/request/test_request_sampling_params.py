@@ -14,6 +14,7 @@ from headrace.request.sampling_params import (
     MAX_LOGPROBS,
     MAX_NEW_TOKENS,
     MAX_SEQUENCES,
+    MAX_STATE_LAYERS,
     MAX_STOP_IDS,
     MAX_STRING_CHARACTERS,
     MAX_STRINGS,
@@ -65,7 +66,12 @@ BAD: dict[str, list[Any]] = {
     "prompt_logprobs": [*NOT_INTEGERS, -1, MAX_LOGPROBS + 1, HUGE],
     "logprobs_mode": [None, "", "RAW", "both", 1, True, [], b"raw", *ARRAYS, *TENSORS],
     "logprob_token_ids": [*NOT_ID_LISTS, [2**31], [HUGE], list(range(MAX_LOGPROBS + 1))],
-    "return_hidden_states": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
+    "return_hidden_states": [None, 0, 1, "yes", "", b"last", ["last"], *ARRAYS, *TENSORS],
+    "hidden_state_layers": [
+        *[None, 1, "1", b"1", {1: 2}, [], [1.0], [True], ["1"], [None], [HUGE], *TENSORS[:1]],
+        *[[MAX_STATE_LAYERS + 1], [-MAX_STATE_LAYERS - 1], [0] * (MAX_STATE_LAYERS + 1)],
+        *[[3], (-1, 0)],  # without return_hidden_states
+    ],
     "return_routed_experts": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
     "include_stop_str_in_output": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
     "skip_special_tokens": [None, 0, 1, "yes", *ARRAYS, *TENSORS],
@@ -122,6 +128,8 @@ GOOD: dict[str, list[Any]] = {
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
     "stop_token_ids": [None, [], [0, 2**31 - 1], np.array([5])],
     "stop": [None, (), "end", ["a", "b"], ("a",)],
+    "return_hidden_states": [True, False, "none", "last", "all"],
+    "hidden_state_layers": [(-1,), [-1], np.array([-1])],
 }
 
 
@@ -153,6 +161,20 @@ def test_values_are_made_plain() -> None:
     bias.clear()
     assert params.logit_bias == {3: 1.5}
     assert SamplingParams(stop=None, bad_words="word").bad_words == ("word",)
+
+
+def test_hidden_states_have_one_form() -> None:
+    assert not SamplingParams(return_hidden_states=False).wants_hidden_states
+    assert SamplingParams() == SamplingParams(return_hidden_states="none")
+    assert SamplingParams(return_hidden_states=True).return_hidden_states == "last"
+    layers = np.array([0, 3, -1, -4])
+    params = SamplingParams(return_hidden_states="all", hidden_state_layers=layers)
+    assert params.hidden_state_layers == (0, 3, -1, -4)
+    assert params.state_layers(3) == (0, 3, 3, 0)
+    for layers in ([4], [-5]):
+        params = SamplingParams(return_hidden_states=True, hidden_state_layers=layers)
+        with pytest.raises(RequestError, match=r"^hidden_state_layers is .*\[-4, 3\].* 3 layers"):
+            params.state_layers(3)
 
 
 def test_several_greedy_sequences_are_allowed() -> None:

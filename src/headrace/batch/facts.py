@@ -44,6 +44,7 @@ class BatchFacts:
     filters: bool = False
     processed_logprobs: bool = False
     hidden: HiddenMode = HiddenMode.NONE
+    hidden_layers: tuple[int, ...] = ()
     adapters: bool = False
     split: bool = False
 

@@ -48,7 +48,8 @@ class HiddenStates:
     """What a `HiddenStateRequest` asked for, in its order; memory of its own.
 
     Attributes:
-        tokens: [M, H] in the model's dtype, `None` when no single states were asked.
+        tokens: [M, L, H] in the model's dtype, `None` when no single states were asked. The inner
+            layers in the order of the request, last the state after the last norm.
         sums: [number of sums, H] float64, so that how a prompt is cut into chunks does not show in
             the float32 of its mean; `None` when none were asked.
     """

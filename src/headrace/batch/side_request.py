@@ -26,10 +26,13 @@ class HiddenStateRequest:
 
     Attributes:
         token_index: [M] int64, places among the T tokens whose states are wanted.
+        layers: inner layers whose states are wanted of these tokens too, ascending: 0 is the
+            embedding, i the stream behind i layers, before any norm.
         sums: (first, end) of runs of places whose states are wanted as one sum each.
     """
 
     token_index: Tensor | None = None
+    layers: tuple[int, ...] = ()
     sums: tuple[tuple[int, int], ...] = ()
 
 

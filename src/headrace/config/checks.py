@@ -100,6 +100,22 @@ def sizes(*words: str) -> Check:
     return check
 
 
+def wholes(low: int, high: int) -> Check:
+    """A list of integers, perhaps empty, which becomes a tuple."""
+    allowed = f"a list of whole numbers from {low} to {high}"
+    number = whole(low, high)
+
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list | tuple):
+            raise _refusal(name, value, allowed)
+        try:
+            return tuple(number(name, each) for each in value)
+        except ConfigError:
+            raise _refusal(name, value, allowed) from None
+
+    return check
+
+
 def optional(one: Check) -> Check:
     """`None`, for what follows from model and device, or what `one` takes."""
 

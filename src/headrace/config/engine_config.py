@@ -14,11 +14,14 @@ from headrace.config.checks import (
     sizes,
     text,
     whole,
+    wholes,
 )
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+MAX_LAYERS = 1024  # above any model's
 
 _NAME = optional(text("names of registered backends"))
 _COUNT = optional(whole(1, MAX_INT32))
@@ -85,6 +88,12 @@ class EngineConfig:
     decode_attention_backend: str | None = option(None, "attention backend of decode", _NAME)
     decode_graph: str | tuple[int, ...] = option(
         "auto", "auto, off, or batch sizes to capture", sizes("auto", "off")
+    )
+    hidden_state_layers: tuple[int, ...] = option(
+        (),
+        "inner layers whose hidden states decode graphs keep: 0 the embedding, i behind layer i, "
+        "negative ones from the end",
+        wholes(-MAX_LAYERS, MAX_LAYERS),
     )
     prefill_graph: str = option(
         "auto",

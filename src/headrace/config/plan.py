@@ -34,6 +34,7 @@ class Plan:
     decode_attention: Decision[str]
     decode_graph: Decision[str | tuple[int, ...]]
     prefill_graph: Decision[str]
+    hidden_state_layers: Decision[tuple[int, ...]]
     cpu_graph: Decision[str]
     prefix_cache: Decision[bool]
     overlap: Decision[bool]

@@ -99,4 +99,5 @@ def merged(deltas: list[Delta]) -> Delta:
         paths=last.paths,
         queue_seconds=last.queue_seconds,
         embedding=last.embedding,
+        hidden_states=last.hidden_states,
     )

@@ -127,6 +127,7 @@ class Engine:
         if params.logit_bias:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
+        params.state_layers(self.settled.persona.traits.num_layers)
         ends = stop_ids(params, self.eos_token_ids)
         check_allowed(params, ends)
         check_structured(params, self.tokenizer, ends)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import FinishReason, Logprob
 
 
@@ -19,6 +20,8 @@ class CompletionOutput:
             the request's stop_token_ids, that ended it; message: what went wrong.
         logprobs: an entry per token, id -> Logprob; `None` when not asked.
         paths: forward paths its steps took, run-length: [(path, steps), ...].
+        hidden_states: those that were asked, of an abort or error what there was; `None` when not
+            asked.
     """
 
     index: int
@@ -29,6 +32,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     paths: list[tuple[str, int]]
     message: str = ""
+    hidden_states: TokenStates | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -48,7 +52,7 @@ class RequestOutput:
             were given.
         prompt_logprobs: an entry per prompt token, the first `None`; `None` when not asked.
         cached_tokens: prompt tokens taken from the prefix cache.
-        paths: those of the first continuation.
+        paths, hidden_states: those of the first continuation.
         finished: always true; the continuations say how they ended.
     """
 
@@ -58,7 +62,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     cached_tokens: int
-    hidden_states: None = None
     routed_experts: None = None
 
     @property
@@ -68,6 +71,10 @@ class RequestOutput:
     @property
     def paths(self) -> list[tuple[str, int]]:
         return self.outputs[0].paths
+
+    @property
+    def hidden_states(self) -> TokenStates | None:
+        return self.outputs[0].hidden_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +104,9 @@ class EmbeddingOutput:
 class Piece:
     """New output of one continuation since the piece before.
 
-    `finish_reason` is set on the last piece only, `prompt_logprobs` on the first one of the first
-    continuation, `embedding` on the one piece of a request for that; `text` may be empty while
-    characters or stop strings are incomplete.
+    `finish_reason` and `hidden_states`, of all positions, are set on the last piece only,
+    `prompt_logprobs` on the first one of the first continuation, `embedding` on the one piece of a
+    request for that; `text` may be empty while characters or stop strings are incomplete.
     """
 
     index: int
@@ -111,3 +118,4 @@ class Piece:
     stop_reason: int | str | None = None
     message: str = ""
     embedding: NDArray[np.float32] | None = None
+    hidden_states: TokenStates | None = None

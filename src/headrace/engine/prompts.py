@@ -75,7 +75,7 @@ def check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
                 f"{NO_TOKENIZER}, and {name} works on text",
                 remedy="Use stop_token_ids or logit_bias",
             )
-    for name in ("return_hidden_states", "return_routed_experts"):
+    for name in ("return_routed_experts",):
         if getattr(params, name):
             raise RequestError(
                 f"{name} is not supported", why="this version returns tokens and logprobs only"

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.outputs import CompletionOutput, Piece
+from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_states import PackedStates
 from headrace.text.output_text import OutputText
 
 
@@ -33,6 +35,7 @@ class SequenceOutput:
         self.prompt_entries: list[dict[int, Logprob] | None] | None = None
         self.ending: Finished | None = None
         self.vector: NDArray[np.float32] | None = None
+        self.states: TokenStates | None = None
         self._text, self._hidden_ids = text, hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
@@ -54,6 +57,9 @@ class SequenceOutput:
 
     def embedding(self, vector: NDArray[np.float32]) -> None:
         self.vector = vector
+
+    def hidden_states(self, states: PackedStates) -> None:
+        self.states = TokenStates(states)
 
     def finished(self, ending: Finished) -> None:
         assert self.ending is None, "a sequence ends once"
@@ -86,6 +92,7 @@ class SequenceOutput:
             stop_reason=ending.stop_reason if ending else None,
             message=ending.message if ending else "",
             embedding=self.vector,
+            hidden_states=self.states,
         )
 
     def output(self, paths: list[tuple[str, int]]) -> CompletionOutput:
@@ -99,4 +106,5 @@ class SequenceOutput:
             logprobs=self.logprobs,
             paths=paths,
             message=self.ending.message,
+            hidden_states=self.states,
         )

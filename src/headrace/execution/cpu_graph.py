@@ -125,6 +125,8 @@ class CpuGraphPath:
             return "the step holds prompt tokens"
         if facts.sequences > self.sizes[-1]:
             return f"more rows than the largest bucket ({self.sizes[-1]})"
+        if facts.hidden_layers:
+            return "hidden states of inner layers are asked, which compiled pieces do not leave"
         return ""
 
     def _not_compiled(self) -> str:

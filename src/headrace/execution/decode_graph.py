@@ -24,14 +24,17 @@ from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, PPProxyTensors
 from headrace.batch.rows import Rows
+from headrace.batch.side_request import HiddenStateRequest
 from headrace.execution.eager import Model
 from headrace.execution.graph_recorder import held_bytes, place_of
+from headrace.execution.kept_states import KeptStates
 from headrace.execution.path import CaptureReport, next_missing
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
 from headrace.kernels.one_storage import one_storage
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
+from headrace.layers.logits import hidden_states
 from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
@@ -42,10 +45,12 @@ WARM_UPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedStep:
-    """A graph and the tensors it leaves its results in."""
+    """A graph and the tensors it leaves its results in: logits [n, V], and the hidden states [n, H]
+    that they were made of."""
 
     graph: torch.cuda.CUDAGraph
     logits: Tensor
+    hidden: Tensor
 
 
 class StaticInputs:
@@ -101,6 +106,7 @@ class DecodeGraphPath:
         head: hidden states [n, H] -> logits [n, V] float32.
         pdl: programmatic dependent launch.
         taps: device work around the model, recorded with it.
+        kept: where `model` leaves states of inner layers; `None` where it keeps none.
     """
 
     name = "decode_graph"
@@ -117,12 +123,13 @@ class DecodeGraphPath:
         head: Callable[[Tensor], Tensor],
         pdl: bool,
         taps: Taps = NO_TAPS,
+        kept: KeptStates | None = None,
     ) -> None:
         self.sizes = tuple(sizes)
         self._plain = tuple(Bucket(tokens=size, sequences=size) for size in self.sizes)
         self._rows, self._tables, self._page_size = rows, dict(tables), page_size
         self._backends, self._model, self._head = tuple(backends), model, head
-        self._pdl, self._taps = pdl, taps
+        self._pdl, self._taps, self._kept = pdl, taps, kept
         largest = self.sizes[-1]
         self._inputs = StaticInputs(largest, self._tables, rows.device)
         self._columns = SamplingColumns.of(rows)
@@ -137,26 +144,36 @@ class DecodeGraphPath:
     # ---- choosing
 
     def admits(self, facts: BatchFacts) -> Bucket | Refusal:
-        reason = self._refusal(facts)
+        reason, remedy = self._refusal(facts)
         if reason:
-            return Refusal(subject=self.name, reason=reason)
+            return Refusal(subject=self.name, reason=reason, remedy=remedy)
         bucket = self._bucket(facts)
         if bucket not in self._captured:
             return Refusal(subject=self.name, reason="not captured yet")
         return bucket
 
-    def _refusal(self, facts: BatchFacts) -> str:
+    def _refusal(self, facts: BatchFacts) -> tuple[str, str]:
+        """Why such a batch is not taken, and the remedy; both empty where it is."""
+        reason = ""
         if facts.mode is not ForwardMode.DECODE:
-            return "the step holds prompt tokens"
-        if facts.sequences > self.sizes[-1]:
-            return f"more rows than the largest bucket ({self.sizes[-1]})"
-        if facts.host_mask:
-            return "a row brings a mask that the host made"
-        if facts.hidden:
-            return "hidden states are asked, which a graph keeps to itself"
-        if facts.processed_logprobs:
-            return "a row asks for processed logprobs, which only eager sampling keeps"
-        return ""
+            reason = "the step holds prompt tokens"
+        elif facts.sequences > self.sizes[-1]:
+            reason = f"more rows than the largest bucket ({self.sizes[-1]})"
+        elif facts.host_mask:
+            reason = "a row brings a mask that the host made"
+        elif missing := self._not_kept(facts):
+            asked = ",".join(map(str, missing))
+            return (
+                f"hidden states of layers {asked} are asked, which its graphs do not keep",
+                f"start with hidden_state_layers {asked}",
+            )
+        elif facts.processed_logprobs:
+            reason = "a row asks for processed logprobs, which only eager sampling keeps"
+        return reason, ""
+
+    def _not_kept(self, facts: BatchFacts) -> list[int]:
+        kept = () if self._kept is None else self._kept.layers
+        return [layer for layer in facts.hidden_layers if layer not in kept]
 
     def _bucket(self, facts: BatchFacts) -> Bucket:
         size = self.sizes[bisect_left(self.sizes, facts.sequences)]
@@ -187,7 +204,7 @@ class DecodeGraphPath:
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Capture the bucket that such a batch needs, if it can take one and has none yet."""
-        if self._refusal(facts):
+        if self._refusal(facts)[0]:
             return
         bucket = self._bucket(facts)
         if bucket not in self._captured:
@@ -218,10 +235,13 @@ class DecodeGraphPath:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            logits = self._step(batch, bucket)
+            logits, hidden = self._step(batch, bucket)
         # The logits of all buckets would take gigabytes: their places are shared like all else.
-        self._captured[bucket] = CapturedStep(graph=graph, logits=place_of(logits))
-        del logits
+        # Both were held to the end of the capture, so that nothing of this step overwrites them.
+        self._captured[bucket] = CapturedStep(
+            graph=graph, logits=place_of(logits), hidden=place_of(hidden)
+        )
+        del logits, hidden
         self._report.seconds[bucket] = time.perf_counter() - start
         self._report.bytes[bucket] = held_bytes() - before
         log.info(
@@ -233,8 +253,9 @@ class DecodeGraphPath:
             len(self._plain),
         )
 
-    def _step(self, batch: ForwardBatch, bucket: Bucket) -> Tensor:
-        """Everything a decode step does on the device; returns the logits [n, V]."""
+    def _step(self, batch: ForwardBatch, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """Everything a decode step does on the device; returns the logits [n, V] and the hidden
+        states [n, H]."""
         inputs, columns, size = self._inputs, self._rows, bucket.sequences
         prepare_decode(
             batch.rows,
@@ -280,7 +301,7 @@ class DecodeGraphPath:
             token_counts=columns.token_counts,
             pdl=self._pdl,
         )
-        return logits
+        return logits, hidden
 
     # ---- delivery
 
@@ -299,7 +320,19 @@ class DecodeGraphPath:
             next_token_logits=captured.logits[:size],
             next_token_ids=self._inputs.tokens[:size],
             finite=self._inputs.finite[:size],
+            hidden=self._states(captured.hidden, batch.side.hidden),
         )
+
+    def _states(self, hidden: Tensor, request: HiddenStateRequest | None) -> HiddenStates | None:
+        """Copied behind the replay, for the rows that ask; a graph itself knows nothing of it."""
+        if request is None:
+            return None
+        inner: Mapping[int, Tensor] = {}
+        if request.layers:
+            assert self._kept is not None, "other layers are refused"
+            assert request.token_index is not None, "layers are asked of rows"
+            inner = self._kept.of(request.layers, request.token_index)
+        return hidden_states(hidden, request, inner)
 
     def _send_rows(self, batch: ForwardBatch, padded: int) -> None:
         """The rows of the step, padded with row 0; nothing to send when they stayed the same."""

@@ -190,6 +190,8 @@ class PrefillGraphPath:
             return f"more tokens than the largest bucket ({self.sizes[-1]})"
         if (size := self._bucket(facts).tokens) > 2 * facts.live_tokens:
             return f"its bucket ({size}) is more than twice its tokens"
+        if facts.hidden_layers:
+            return "hidden states of inner layers are asked, which recorded segments do not leave"
         if facts.adapters:
             return "adapters are chosen by row, the recorded body has none"
         return ""

@@ -1,5 +1,6 @@
 """From hidden states to what a step was asked for: logits, prompt logprobs, states themselves."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -43,18 +44,26 @@ def process_logits(model: HasHead, hidden: Tensor, batch: ForwardBatch) -> Logit
     return LogitsProcessorOutput(
         next_token_logits=logits,
         prompt_logprobs=None if request is None else _prompt_logprobs(model, hidden, request),
-        hidden=None if states is None else _hidden_states(hidden, states),
+        hidden=None if states is None else hidden_states(hidden, states, batch.inner_states),
     )
 
 
-def _hidden_states(hidden: Tensor, request: HiddenStateRequest) -> HiddenStates:
-    """Copies: a path may overwrite `hidden` in its next step, before the host has read them."""
-    index = request.token_index
+def hidden_states(
+    hidden: Tensor, request: HiddenStateRequest, inner: Mapping[int, Tensor]
+) -> HiddenStates:
+    """Copies: a path may overwrite `hidden` in its next step, before the host has read them.
+
+    Args:
+        hidden: [T, H], after the last norm. inner: [M, H] of each inner layer that is asked.
+    """
     sums = [hidden[first:end].sum(0, dtype=torch.float64) for first, end in request.sums]
-    return HiddenStates(
-        tokens=None if index is None else hidden.index_select(0, index),
-        sums=torch.stack(sums) if sums else None,
-    )
+    tokens = None
+    if request.token_index is not None:
+        last = hidden.index_select(0, request.token_index)
+        tokens = last.unsqueeze(1)
+        if request.layers:
+            tokens = torch.stack([*(inner[layer] for layer in request.layers), last], 1)
+    return HiddenStates(tokens=tokens, sums=torch.stack(sums) if sums else None)
 
 
 def _prompt_logprobs(

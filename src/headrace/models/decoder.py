@@ -6,7 +6,7 @@ families is in the traits, and in the block where the wiring differs.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,11 @@ from headrace.layers.weights import WeightSpace
 
 LayerTap = Callable[[int, Tensor], None]
 """(layer, residual stream behind it [T, H]); the stream may be written by the next layer."""
+
+EmbeddingTap = Callable[[Tensor], None]
+"""The residual stream before the first layer, [T, H]; the layer may write it."""
+
+Seen = ParamSpec("Seen")
 
 
 class CausalLM(Protocol):
@@ -68,9 +73,11 @@ class PreNormBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states. `layer_tap` sees what every layer leaves."""
+    """Token ids to hidden states. `layer_tap` sees what every layer leaves, `embedding_tap` what
+    the first one gets."""
 
     layer_tap: LayerTap | None = None
+    embedding_tap: EmbeddingTap | None = None
 
     def __init__(
         self,
@@ -96,6 +103,8 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """[T], [T] -> [T, H]"""
         x: Tensor = self.embed_tokens(input_ids)
+        if self.embedding_tap is not None:
+            self.embedding_tap(x)
         x = self.run_layers(x, self.rotations(positions), batch, 0, len(self.layers))
         return self.norm(x)  # type: ignore[no-any-return]
 
@@ -142,14 +151,18 @@ class CausalDecoder(nn.Module):
         return logits
 
     @contextmanager
-    def tapped(self, tap: LayerTap) -> Iterator[None]:
-        """Within: `tap` sees the stream behind every layer, on paths that run the model itself, and
-        in graphs that are captured meanwhile."""
-        before, self.model.layer_tap = self.model.layer_tap, tap
+    def tapped(self, tap: LayerTap, embedding: EmbeddingTap | None = None) -> Iterator[None]:
+        """Within: `tap` sees the stream behind every layer, `embedding` the one before the first,
+        on paths that run the model itself, and in graphs that are captured meanwhile. Whoever taps
+        already goes on to see it."""
+        decoder = self.model
+        before = decoder.layer_tap, decoder.embedding_tap
+        decoder.layer_tap = _both(before[0], tap)
+        decoder.embedding_tap = before[1] if embedding is None else _both(before[1], embedding)
         try:
             yield
         finally:
-            self.model.layer_tap = before
+            decoder.layer_tap, decoder.embedding_tap = before
 
     def attention_layers(self) -> list[SelfAttention]:
         return [module for module in self.modules() if isinstance(module, SelfAttention)]
@@ -166,6 +179,17 @@ class CausalDecoder(nn.Module):
         if self.traits.tie_word_embeddings:
             names.add("lm_head.weight")
         return frozenset(names)
+
+
+def _both(first: Callable[Seen, None] | None, second: Callable[Seen, None]) -> Callable[Seen, None]:
+    if first is None:
+        return second
+
+    def both(*seen: Seen.args, **named: Seen.kwargs) -> None:
+        first(*seen, **named)
+        second(*seen, **named)
+
+    return both
 
 
 def added(x: Tensor, dtype: torch.dtype) -> Tensor:

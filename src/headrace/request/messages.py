@@ -12,6 +12,7 @@ import msgspec
 from headrace.base import errors
 from headrace.base.errors import HeadraceError
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_states import PackedStates
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
@@ -157,6 +158,7 @@ class Delta(msgspec.Struct, array_like=True):
         queue_seconds: from the queue to its first step, by the engine's clock; with `finished`,
             `None` for one that never ran.
         embedding: float32 numbers, little-endian, of a request with `pooling`; with `finished`.
+        hidden_states: all that the request asked for; with `finished`.
     """
 
     request_id: str
@@ -171,6 +173,7 @@ class Delta(msgspec.Struct, array_like=True):
     paths: list[tuple[str, int]] = []
     queue_seconds: float | None = None
     embedding: bytes | None = None
+    hidden_states: PackedStates | None = None
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):

@@ -15,7 +15,10 @@ MAX_STOP_IDS = 64
 MAX_BIASES = 2**19  # of logit_bias, and ids of allowed_token_ids: above any vocabulary
 MAX_STRINGS = 1024  # of stop, and of bad_words: every token is held against each
 MAX_STRING_CHARACTERS = 2**16  # of them together
+MAX_STATE_LAYERS = 1024  # of hidden_state_layers: above any model's
+HIDDEN_STATES = ("none", "last", "all")
 MAX_NEW_TOKENS = 2**30  # a prompt and so many tokens still count in 32 bits
+LAST_STATE = (-1,)
 _MAX_INT32 = 2**31 - 1
 _INT64 = 2**63
 _MOST_IDS = {
@@ -49,7 +52,12 @@ class SamplingParams:
         logprobs: top n of each output token (0: the chosen one only); prompt_logprobs likewise.
         logprobs_mode: raw (before penalties, bias, mask and filters) or processed (after them).
         logprob_token_ids: ids whose logprobs are always returned too.
-        return_hidden_states, return_routed_experts: side outputs.
+        return_hidden_states: "last" (or True): the state that each output token was drawn from;
+            "all": those of every prompt token too; "none" (or False).
+        hidden_state_layers: which states, numbered as transformers' `output_hidden_states`: 0 is
+            the embedding, i the stream behind i layers, the number of layers (or -1) the state
+            after the last norm; negative ones count from there.
+        return_routed_experts: a side output.
         include_stop_str_in_output, skip_special_tokens: how the text is cut.
 
     Raises:
@@ -78,7 +86,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: str = "raw"
     logprob_token_ids: Sequence[int] = ()
-    return_hidden_states: bool = False
+    return_hidden_states: bool | str = "none"
+    hidden_state_layers: Sequence[int] = LAST_STATE
     return_routed_experts: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -111,13 +120,13 @@ class SamplingParams:
             raise _bad("logprobs_mode", mode, "raw or processed")
         for name in (
             "ignore_eos",
-            "return_hidden_states",
             "return_routed_experts",
             "include_stop_str_in_output",
             "skip_special_tokens",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
+        self._normalise_states()
 
     @property
     def greedy(self) -> bool:
@@ -139,6 +148,26 @@ class SamplingParams:
     def has_filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
+    @property
+    def wants_hidden_states(self) -> bool:
+        return self.return_hidden_states != "none"
+
+    def state_layers(self, num_layers: int) -> tuple[int, ...]:
+        """`hidden_state_layers` as numbers from 0, the embedding, to `num_layers`.
+
+        Raises:
+            RequestError: the model has no such layer.
+        """
+        for layer in self.hidden_state_layers:
+            if not -num_layers - 1 <= layer <= num_layers:
+                raise _bad(
+                    "hidden_state_layers",
+                    self.hidden_state_layers,
+                    f"integers in [{-num_layers - 1}, {num_layers}]: this model has {num_layers} "
+                    "layers",
+                )
+        return tuple(layer % (num_layers + 1) for layer in self.hidden_state_layers)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` when a token id of any field is not in [0, vocab_size)."""
         for name, ids in (
@@ -150,6 +179,27 @@ class SamplingParams:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise _bad(name, token, f"token ids in [0, {vocab_size})")
+
+    def _normalise_states(self) -> None:
+        asked = self.return_hidden_states
+        if isinstance(asked, bool):
+            asked = "last" if asked else "none"
+        if not isinstance(asked, str) or asked not in HIDDEN_STATES:
+            raise _bad("return_hidden_states", asked, f"{', '.join(HIDDEN_STATES)}, True or False")
+        self._set("return_hidden_states", asked)
+        name, value = "hidden_state_layers", self.hidden_state_layers
+        if value is LAST_STATE:
+            return
+        if isinstance(value, str | bytes | Mapping):
+            raise _bad(name, value, "a list of layers")
+        layers = _listed(name, value, "a list of layers")
+        if not 1 <= len(layers) <= MAX_STATE_LAYERS:
+            raise _bad(name, value, f"1 to {MAX_STATE_LAYERS} layers")
+        most = MAX_STATE_LAYERS
+        layers = tuple(_integer(name, layer, -most, most) for layer in layers)
+        if asked == "none" and layers != LAST_STATE:
+            raise _bad(name, layers, "layers beside return_hidden_states")
+        self._set(name, layers)
 
     def _normalise_stops(self) -> None:
         for name in ("stop", "bad_words"):

@@ -15,6 +15,7 @@ from headrace.execution.compiled_pieces import CompiledForward
 from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
 from headrace.execution.eager import EagerPath
 from headrace.execution.graph_recorder import GraphRecorder
+from headrace.execution.kept_states import KeptStates
 from headrace.execution.path import ForwardPath
 from headrace.execution.prefill_graph import (
     BREAKABLE_SIZES,
@@ -29,6 +30,7 @@ from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.tap import NO_TAPS, Taps
+from headrace.runner.inner_states import with_asked_states, with_kept_states
 from headrace.runner.prefill_graph_choice import OFF, PIECEWISE
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ class PathBuilder:
 
     def build(self) -> ForwardPaths:
         """Raises `UnsupportedError` where the compiler of the CPU graph fails."""
-        eager = EagerPath(model=self._model.forward, **self._around)
+        eager = EagerPath(model=with_asked_states(self._model), **self._around)
         eager.prepare()
         return ForwardPaths(
             decode_graph=self._decode_graph(),
@@ -149,17 +151,26 @@ class PathBuilder:
             return None
         from headrace.execution.decode_graph import DecodeGraphPath  # its kernels need Triton
 
+        kept, forward = self._kept_states(sizes[-1]), self._model.forward
         return DecodeGraphPath(
             sizes=sizes,
             rows=self._rows,
             tables=self._tables,
             page_size=self._page_size,
             backends=self._around["backends"],
-            model=self._model.forward,
+            model=forward if kept is None else with_kept_states(self._model, kept),
             head=self._model.compute_logits,
             pdl=has_dependent_launch(self._rows.device),
             taps=self._around["taps"],
+            kept=kept,
         )
+
+    def _kept_states(self, rows: int) -> KeptStates | None:
+        layers = self._plan.hidden_state_layers.value
+        if not layers:
+            return None
+        hidden_size, device = self._model.traits.hidden_size, self._rows.device
+        return KeptStates(layers, rows, hidden_size, dtype=self._dtype, device=device)
 
     def _prefill_graph(self) -> PrefillGraphPath | None:
         plan, model, device = self._plan, self._model, self._rows.device

@@ -158,6 +158,10 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
     }
     if plan.numeric_canary.value:
         copies = 3 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)  # before, ours, theirs
+    sizes, layers = plan.decode_graph.value, plan.hidden_state_layers.value
+    if layers and not isinstance(sizes, str):
+        states = len(layers) * sizes[-1] * traits.hidden_size
+        bytes_by_name["hidden states of graphs"] = states * ITEM_BYTES[plan.dtype.value]
         a_token = copies + width * ITEM_BYTES[plan.dtype.value]
         bytes_by_name["numeric canary"] = (
             canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 2

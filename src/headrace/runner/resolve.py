@@ -12,7 +12,7 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits, Persona
 from headrace.config.plan import Plan
-from headrace.runner import attention_choice, choices
+from headrace.runner import attention_choice, choices, hidden_state_choice
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
 from headrace.runner.prefill_graph_choice import choose_prefill_graph
@@ -80,6 +80,7 @@ def resolve(
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
         split_prefill_layers=choices.split_prefill_layers(config, traits),
+        hidden_state_layers=hidden_state_choice.layers(config, traits),
         max_running_requests=running,
         mem_fraction=choices.mem_fraction(config, hardware),
         max_total_tokens=choices.max_total_tokens(config, hardware),
@@ -106,6 +107,7 @@ def _conflicts(
 ) -> Iterator[str]:
     """Why asks cannot be honoured, each with its remedy."""
     yield from _device_conflicts(config, hardware)
+    yield from hidden_state_choice.conflicts(config, traits, hardware)
     yield from _capture_conflicts(config, hardware)
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)

@@ -104,8 +104,7 @@ class TpModelWorker:
         """Sample, and send what the step brings on its way to the host."""
         logits = output.logits_output
         assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
-        tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | _pack("hidden", logits.hidden)
-        tensors |= output.evidence
+        tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | dict(output.evidence)
         sampled = self.runner.sample(logits, batch)
         if sampled is not None:
             tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
@@ -114,7 +113,7 @@ class TpModelWorker:
             path=output.path,
             bucket=output.bucket,
             refused=output.refused,
-            in_flight=self._ring.send(tensors),
+            in_flight=self._ring.send(tensors, own=_pack("hidden", logits.hidden)),
             evidence=tuple(output.evidence),
         )
 

@@ -104,6 +104,7 @@ class BatchBuilder:
         self._device, self._vocab_size = device, vocab_size
         self._kept_for: list[Sequence] = []
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
+        self._places: tuple[list[int], Tensor] | None = None
 
     def build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
         """The batch of a step, and the prompt logprobs and hidden states it will bring.
@@ -115,8 +116,8 @@ class BatchBuilder:
         sampling = [share for share in shares if share.samples]
         spans, token_index, targets, top = _prompt_logprobs(shares)
         parts, states = NO_STATES, None  # a decode step has no prompt to embed
-        if not mode.is_decode:
-            parts, states = wanted_states(shares, self._send)
+        if not mode.is_decode or any(share.sequence.state_rows is not None for share in shares):
+            parts, states = wanted_states(shares, self._send_places)
         rows, info = self._rows_and_sampling(mode, shares, sampling)
         extend_lens = [share.new_tokens for share in shares]
         seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
@@ -141,6 +142,7 @@ class BatchBuilder:
                 filters=info is not None and info.any_filters,
                 processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
                 hidden=parts.mode,
+                hidden_layers=parts.layers,
                 split=split,
             ),
             prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
@@ -200,6 +202,12 @@ class BatchBuilder:
         if mask is None:
             return None
         return allowed_line(mask, sequence.output_ids, self._vocab_size)
+
+    def _send_places(self, places: list[int]) -> Tensor:
+        """Those of steady decode stay the same, and are sent once."""
+        if self._places is None or self._places[0] != places:
+            self._places = places, self._send(places)
+        return self._places[1]
 
     def _send(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.int64), self._device)

@@ -50,8 +50,10 @@ class PageKeeper:
         """
         if not self.rows.available_rows:
             return False
-        # Locking the prefix takes its pages out of what can be evicted, so ask after the lock.
-        match = self.cache.match(self._key(sequence), sequence.tokens[: _matchable(sequence)])
+        # A cached prefix ends before the last token, whose logits are needed, and before the first
+        # one whose own logprob or hidden state is asked. Locking it takes its pages out of what can
+        # be evicted, so ask after the lock.
+        match = self.cache.match(self._key(sequence), sequence.tokens[: sequence.first_needed])
         self.cache.lock(match.node)
         needed = self._pages_for(len(sequence.tokens)) - len(match.pages)
         fresh = self._allocate(needed) if self._can_give(needed + headroom) else None
@@ -159,11 +161,3 @@ class PageKeeper:
         request = sequence.request
         salt = request.cache_salt if self.enable_prefix_cache else f"only {request.request_id}"
         return CacheKey(adapter=request.adapter, salt=salt, weights_version=self.weights_version)
-
-
-def _matchable(sequence: Sequence) -> int:
-    """Tokens that a cached prefix may cover: it ends before the last one, since that one's logits
-    are needed, and before the first whose own logprob or hidden state is asked."""
-    if sequence.wants_prompt_logprobs or sequence.needs_all_states:
-        return 0
-    return len(sequence.tokens) - 1

@@ -1,10 +1,10 @@
-"""Embeddings of prompts: which states a step must bring, and what becomes of them.
+"""Hidden states that a step must bring, and what becomes of those that are for embeddings.
 
 The state of a last token comes with the step that ends the prompt; for a mean every step brings
 the sum over its chunk, which the host adds up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from headrace.batch.side_request import HiddenStateRequest
 from headrace.request.outcome import Finished
 from headrace.request.pooling_params import PoolingParams
 from headrace.scheduler.chooser import Share
+from headrace.scheduler.row_spans import RowSpan, inner_layers, take_rows, wanted_rows
 from headrace.scheduler.sequence import FloatArray, Sequence, State
 
 NOT_FINITE = (
@@ -36,16 +37,23 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateParts:
-    """Whose states a step brings, in the order of its `HiddenStates`."""
+    """Whose states a step brings, in the order of its `HiddenStates`.
+
+    Attributes:
+        tokens, sums: for embeddings; `rows` come behind `tokens`.
+        layers: inner layers that rows ask for.
+    """
 
     tokens: tuple[StatePart, ...] = ()
     sums: tuple[StatePart, ...] = ()
+    rows: tuple[RowSpan, ...] = ()
+    layers: tuple[int, ...] = ()
 
     @property
     def mode(self) -> HiddenMode:
-        if self.sums:
+        if self.sums or any(span.count > 1 for span in self.rows):
             return HiddenMode.ALL
-        return HiddenMode.LAST if self.tokens else HiddenMode.NONE
+        return HiddenMode.LAST if self.tokens or self.rows else HiddenMode.NONE
 
 
 NO_STATES = StateParts()
@@ -76,20 +84,34 @@ def wanted_states(
                 tokens.append(part)
                 places.append(end - 1)
         first = end
-    if not tokens and not sums:
+    spans, row_places = wanted_rows(shares)
+    places += row_places
+    if not places and not sums:
         return NO_STATES, None
-    request = HiddenStateRequest(token_index=send(places) if places else None, sums=tuple(runs))
-    return StateParts(tokens=tuple(tokens), sums=tuple(sums)), request
+    parts = StateParts(
+        tokens=tuple(tokens), sums=tuple(sums), rows=tuple(spans), layers=inner_layers(spans)
+    )
+    index = send(places) if places else None
+    return parts, HiddenStateRequest(token_index=index, layers=parts.layers, sums=tuple(runs))
 
 
 def take_states(
-    parts: StateParts, states: HiddenStates | None
+    parts: StateParts, states: HiddenStates | None, finite: Mapping[Sequence, bool]
 ) -> Iterator[tuple[Sequence, Finished]]:
-    """Add what a step has brought; the sequences that end by it. They have their embeddings."""
+    """Add what a step has brought; the sequences that end by it. They have their embeddings.
+
+    Args:
+        finite: of the step's sequences, whether their logits are numbers.
+    """
     if states is None:
         return
-    for listed, tensor in ((parts.tokens, states.tokens), (parts.sums, states.sums)):
-        if tensor is None:
+    pooled = None
+    if states.tokens is not None:
+        count = len(parts.tokens)
+        take_rows(parts.rows, states.tokens[count:], parts.layers, finite)
+        pooled = states.tokens[:count, -1]
+    for listed, tensor in ((parts.tokens, pooled), (parts.sums, states.sums)):
+        if not listed or tensor is None:
             continue
         for part, line in zip(listed, tensor.double().numpy(), strict=True):
             ending = _take(part, line)

@@ -34,6 +34,7 @@ from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
 from headrace.scheduler.sequence import Sequence, State, TokenSink
+from headrace.scheduler.state_rows import StateRows
 from headrace.scheduler.step_history import StepHistory
 
 log = get_logger(__name__)
@@ -127,6 +128,7 @@ class Scheduler:
                 host_mask=admission.host_mask,
                 mask_is_ready=admission.host_mask is None,
                 leader=leader,
+                state_rows=self._state_rows(request),
                 arrival=self._arrivals,
             )
             self._arrivals += 1
@@ -137,6 +139,20 @@ class Scheduler:
             self.chooser.waiting.push(sequence)
         self._unready += [sequence for sequence in group if not sequence.mask_is_ready]
         return list(group)
+
+    def _state_rows(self, request: Request) -> StateRows | None:
+        """Where a sequence keeps the hidden states that its request asks for."""
+        params, runner = request.params, self.worker.runner
+        if not params.wants_hidden_states:
+            return None
+        every, traits = params.return_hidden_states == "all", runner.persona.traits
+        return StateRows(
+            0 if every else len(request.prompt_token_ids) - 1,
+            params.state_layers(traits.num_layers),
+            num_layers=traits.num_layers,
+            hidden_size=traits.hidden_size,
+            dtype=runner.dtype,
+        )
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
         """End what is left of a request; False when nothing of it is left."""
@@ -338,7 +354,7 @@ class Scheduler:
         for share in step.shares:
             if share.sequence.state is not State.FINISHED and finite[share.sequence]:
                 share.sequence.computed += share.new_tokens
-        for sequence, end in take_states(step.state_parts, results.hidden):
+        for sequence, end in take_states(step.state_parts, results.hidden, finite):
             self._finish(sequence, end)
         for place, share in enumerate(step.sampling):
             sequence = share.sequence
@@ -375,6 +391,8 @@ class Scheduler:
             del self._groups[sequence.request.request_id]
             self._ended.append(sequence.request.request_id)
         self._settle(sequence)
+        if sequence.state_rows is not None:
+            sequence.sink.hidden_states(sequence.state_rows.packed())
         sequence.sink.finished(ending)
 
     # ---- checks

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from headrace.memory.radix_cache import RadixNode
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
+from headrace.scheduler.state_rows import StateRows
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -48,6 +50,9 @@ class TokenSink(Protocol):
     def embedding(self, vector: NDArray[np.float32]) -> None:
         """Take the embedding of the prompt, before the ending."""
 
+    def hidden_states(self, states: PackedStates) -> None:
+        """Take the hidden states that were asked, before the ending."""
+
     def finished(self, ending: Finished) -> None:
         """Take the one ending."""
 
@@ -66,6 +71,7 @@ class Sequence:
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
         mask_is_ready: its host mask, if it has one, can be asked.
+        state_rows: hidden states that its request asks for; `None` where it asks for none.
         state_sum: [H] float64, sum of the hidden states of `computed` tokens, for a mean.
         queued: seconds of `time.perf_counter`. queue_seconds: from then to its first row; `None`
             until it has had one.
@@ -99,6 +105,7 @@ class Sequence:
     queue_seconds: float | None = None
     ending: Finished | None = None
     prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
+    state_rows: StateRows | None = None
     state_sum: FloatArray | None = None
     paths: list[tuple[str, int]] = field(default_factory=list)
 
@@ -145,6 +152,20 @@ class Sequence:
         """Its embedding is made of the state of every token of the prompt."""
         pooling = self.request.pooling
         return pooling is not None and pooling.pooling == "mean"
+
+    @property
+    def first_needed(self) -> int:
+        """The first position that has to be computed for what it brings: a logprob or a state."""
+        if self.wants_prompt_logprobs or self.needs_all_states:
+            return 0
+        last = len(self.tokens) - 1
+        return last if self.state_rows is None else min(last, self.state_rows.next_position)
+
+    def take_leaders_states(self) -> None:
+        """The states of the prompt, but for its last token, are those of the first sequence."""
+        leader = self.leader
+        if self.state_rows is not None and leader is not None and leader.state_rows is not None:
+            self.state_rows.take_prompt(leader.state_rows, self.prompt_length - 1)
 
     @property
     def can_decode(self) -> bool:

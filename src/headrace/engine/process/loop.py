@@ -199,4 +199,5 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
         paths=handle.paths(piece.index) if finished else [],
         queue_seconds=handle.queue_seconds(piece.index) if finished else None,
         embedding=None if vector is None else vector.astype("<f4").tobytes(),
+        hidden_states=None if piece.hidden_states is None else piece.hidden_states.packed,
     )

@@ -1,0 +1,38 @@
+"""Buffers in which decode graphs leave the hidden states of inner layers."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class KeptStates:
+    """One buffer for each layer, for the largest bucket; smaller ones use its front.
+
+    Args:
+        layers: ascending; 0 is the embedding, i the stream behind i layers.
+        rows: of the largest bucket. dtype: of the model.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        rows: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = tuple(layers)
+        shape = (len(self.layers), rows, hidden_size)
+        self._buffers = dict(
+            zip(self.layers, torch.zeros(shape, dtype=dtype, device=device), strict=True)
+        )
+
+    def keep(self, layer: int, stream: Tensor) -> None:
+        """Copy the stream [n, H] behind a layer; recorded into a graph."""
+        self._buffers[layer][: len(stream)].copy_(stream)
+
+    def of(self, layers: Sequence[int], index: Tensor) -> Mapping[int, Tensor]:
+        """States [M, H] of the rows `index` [M] int64 as the last replay left them."""
+        return {layer: self._buffers[layer].index_select(0, index) for layer in layers}
