@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.explanation import Explanation, explanation_of
 from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
@@ -200,6 +202,42 @@ class LLM:
         """Counters since the start (steps by path and reason, tokens, endings) and memory now."""
         with self._turn():
             return self.engine.stats()
+
+    def start_expert_distribution(self, mode: str | None = None) -> None:
+        """Record how tokens are spread over experts, from the next forward on.
+
+        What was recorded and not dumped is forgotten.
+
+        Args:
+            mode: "stat" (sums), "per_pass" (counts of every forward) or "per_token" (the experts of
+                every token); `None`: `expert_distribution_recorder_mode` of the start.
+
+        Raises:
+            RequestError: another mode, a model without experts, or one started without the
+                recorder.
+        """
+        with self._turn():
+            ExpertRecorder(self.engine).start(mode)
+
+    def stop_expert_distribution(self) -> None:
+        """Record no more; what was recorded waits to be dumped.
+
+        Raises:
+            RequestError: nothing is recorded.
+        """
+        with self._turn():
+            ExpertRecorder(self.engine).stop()
+
+    def dump_expert_distribution(self, folder: str | os.PathLike[str]) -> Path:
+        """Write what was recorded into a new file of the folder, and begin anew.
+
+        Returns: the file, for `torch.load`; docs/experts.md says what it holds.
+
+        Raises:
+            RequestError: nothing was recorded, or it cannot be written.
+        """
+        with self._turn():
+            return Path(ExpertRecorder(self.engine).dump(os.fspath(folder))["path"])
 
     # ---- end
 

@@ -55,6 +55,8 @@ BAD: dict[str, list[Any]] = {
     "prefill_graph": [*NOT_CHOICES, None],
     "capture": [*NOT_CHOICES, None],
     "cpu_graph": [*NOT_CHOICES, None],
+    "enable_return_routed_experts": [*NOT_FLAGS, None],
+    "expert_distribution_recorder_mode": [*NOT_CHOICES, None, "stat_approx"],
     "deterministic": [*NOT_FLAGS, None],
     "numeric_canary": [*NOT_WHOLE, None, -1, 2**31],
     "numeric_canary_mode": [*NOT_CHOICES, None, "off"],

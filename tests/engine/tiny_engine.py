@@ -40,7 +40,18 @@ GEMMA = LLAMA | {
     "rope_local_base_freq": 1e4,
     "tie_word_embeddings": True,
 }
-CONFIGS = {"llama": LLAMA, "gemma": GEMMA}
+MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+CONFIGS = {"llama": LLAMA, "gemma": GEMMA, "moe": MOE}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -110,6 +110,14 @@ class EngineConfig:
         "auto, off or on: torch.compile of decode on the CPU",
         one_of("auto", "off", "on"),
     )
+    enable_return_routed_experts: bool = option(
+        False, "let requests ask which experts their tokens were given", flag()
+    )
+    expert_distribution_recorder_mode: str = option(
+        "off",
+        "off, stat, per_pass or per_token: count the tokens of experts in recordings",
+        one_of("off", "stat", "per_pass", "per_token"),
+    )
     deterministic: bool = option(
         False, "bit-identical results whatever the batch (on: not in this version)", flag()
     )

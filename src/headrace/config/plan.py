@@ -36,6 +36,8 @@ class Plan:
     prefill_graph: Decision[str]
     hidden_state_layers: Decision[tuple[int, ...]]
     cpu_graph: Decision[str]
+    routed_experts: Decision[bool]
+    expert_distribution: Decision[str]
     prefix_cache: Decision[bool]
     overlap: Decision[bool]
     chunked_prefill_size: Decision[int]

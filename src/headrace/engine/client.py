@@ -120,7 +120,8 @@ class EngineClient:
             self._present_child().send(Abort(known))
 
     async def control(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Call one of `stats`, `steps`, `explain`, `flush_cache`, `start_profile`, `stop_profile`.
+        """Call one of `stats`, `steps`, `explain`, `flush_cache`, `start_profile`, `stop_profile`,
+        `start_expert_distribution`, `stop_expert_distribution`, `dump_expert_distribution`.
 
         Answered between two steps; give it a deadline with `asyncio.timeout` where that matters.
 

@@ -12,6 +12,7 @@ from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.hardware import Hardware
 from headrace.config.persona import KvGroupTraits, ModelTraits, Persona
 from headrace.config.plan import Plan
+from headrace.execution.prefill_graph import BREAKABLE_SIZES, prefill_sizes
 from headrace.memory.budget import (
     BudgetLine,
     cpu_spendable_bytes,
@@ -20,6 +21,7 @@ from headrace.memory.budget import (
     spendable_line,
     useful_tokens,
 )
+from headrace.runner.expert_choice import OFF
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Driver context and library workspaces of one process on a GPU: an estimate for devices not seen.
@@ -166,7 +168,32 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         bytes_by_name["numeric canary"] = (
             canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 2
         )
+    if keeps_routing(plan):
+        bytes_by_name["routed experts"] = _routing_bytes(traits, plan)
     return bytes_by_name
+
+
+def keeps_routing(plan: Plan) -> bool:
+    """Whether the choice of experts leaves the layers."""
+    return plan.routed_experts.value or plan.expert_distribution.value != OFF
+
+
+def routing_tokens(plan: Plan) -> int:
+    """Tokens of the largest step, padded as any path may pad it."""
+    most = plan.chunked_prefill_size.value + plan.max_running_requests.value
+    sizes = plan.decode_graph.value
+    captured = () if isinstance(sizes, str) else sizes
+    return max(most, *prefill_sizes(BREAKABLE_SIZES, most), *captured)
+
+
+def _routing_bytes(traits: ModelTraits, plan: Plan) -> int:
+    if traits.moe is None:
+        return 0
+    tokens, layers = routing_tokens(plan), len(traits.moe_layers)
+    count = tokens * layers * traits.moe.num_experts_per_tok * 4
+    if plan.expert_distribution.value != OFF:
+        count += 2 * layers * traits.moe.num_experts * 8 + 3 * tokens * 8
+    return count
 
 
 def canary_tokens(plan: Plan) -> int:

@@ -46,7 +46,12 @@ from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
 from headrace.observers.step_observer import ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
-from headrace.runner.observing import build_observers, build_taps
+from headrace.runner.observing import (
+    ExpertWatch,
+    build_observers,
+    build_taps,
+    watch_experts,
+)
 from headrace.sampling.sampler import Sampler
 
 log = get_logger(__name__)
@@ -86,6 +91,7 @@ class ModelRunner:
     paths: ForwardPaths
     selector: Selector
     observers: Observers
+    expert_watch: ExpertWatch | None
 
     def __init__(
         self, config: EngineConfig, persona: Persona, plan: Plan, load_weights: LoadWeights
@@ -173,7 +179,9 @@ class ModelRunner:
         """Forget the pools of the trial and all that holds their addresses."""
         for layer in self.model.attention_layers():
             layer.unbind()
-        del self.selector, self.paths, self.backends
+        for mixture in self.model.moe_layers():
+            mixture.tap = None
+        del self.selector, self.paths, self.backends, self.observers, self.expert_watch
         del self.rows, self.kernel_sampler, self.req_to_token_pool, self.token_to_kv_pool
         gc.collect()
         torch.cuda.empty_cache()
@@ -247,6 +255,7 @@ class ModelRunner:
     def init_forward_paths(self) -> None:
         """The table of paths, best first; the eager path is last and admits everything."""
         with self._part("forward paths"):
+            self.expert_watch = watch_experts(self.plan, self.model, self.arena.allocate)
             self.paths = self.make_paths(self.plan)
             self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
             self.observers = build_observers(
@@ -256,6 +265,7 @@ class ModelRunner:
                 rows=self.rows,
                 tables=self.page_tables,
                 dtype=self.dtype,
+                experts=self.expert_watch,
             )
 
     def make_paths(self, plan: Plan) -> ForwardPaths:
@@ -267,7 +277,7 @@ class ModelRunner:
             tables=self.page_tables,
             backends=self.backends,
             dtype=self.dtype,
-            taps=build_taps(plan),
+            taps=build_taps(plan, self.expert_watch),
         ).build()
 
     @property

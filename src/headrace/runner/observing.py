@@ -1,6 +1,7 @@
 """The observers and taps of a runner, as its plan has them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,13 +10,41 @@ from headrace.batch.rows import Rows
 from headrace.config.engine_config import EngineConfig
 from headrace.config.plan import Plan
 from headrace.models.decoder import CausalDecoder
+from headrace.observers.expert_distribution import ExpertCounter, ExpertDistribution
+from headrace.observers.routing import Allocate, RoutedExperts, RoutingBuffer
 from headrace.observers.step_observer import Observers, StepObserver
 from headrace.observers.tap import NO_TAPS, Taps
-from headrace.runner.memory_table import canary_tokens
+from headrace.runner.expert_choice import OFF
+from headrace.runner.memory_table import canary_tokens, keeps_routing, routing_tokens
 
 
-def build_taps(plan: Plan) -> Taps:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWatch:
+    """What looks at the choice of experts; `counter` is there where distributions may be asked."""
+
+    buffer: RoutingBuffer
+    counter: ExpertCounter | None
+
+
+def watch_experts(plan: Plan, model: CausalDecoder, allocate: Allocate) -> ExpertWatch | None:
+    """Have the layers write down their choice, if the plan has it; before paths are made."""
+    moe, layers = model.traits.moe, model.moe_layers()
+    if moe is None or not keeps_routing(plan):
+        return None
+    tokens, count = routing_tokens(plan), len(layers)
+    buffer = RoutingBuffer(tokens, count, moe.num_experts_per_tok, allocate)
+    for layer in layers:
+        layer.tap = buffer.write
+    counter = None
+    if plan.expert_distribution.value != OFF:
+        counter = ExpertCounter(buffer, count, moe.num_experts, allocate)
+    return ExpertWatch(buffer=buffer, counter=counter)
+
+
+def build_taps(plan: Plan, experts: ExpertWatch | None) -> Taps:
     """Device work around every forward."""
+    if experts is not None and experts.counter is not None:
+        return Taps([experts.counter])
     return NO_TAPS
 
 
@@ -27,6 +56,7 @@ def build_observers(
     rows: Rows,
     tables: Mapping[str, Tensor],
     dtype: torch.dtype,
+    experts: ExpertWatch | None,
 ) -> Observers:
     """Contexts of the host around every forward.
 
@@ -53,4 +83,16 @@ def build_observers(
                 most_tokens=canary_tokens(plan),
             )
         )
+    if experts is not None:
+        members += _expert_observers(plan, model, experts)
     return Observers(members)
+
+
+def _expert_observers(
+    plan: Plan, model: CausalDecoder, experts: ExpertWatch
+) -> Iterator[StepObserver]:
+    if plan.routed_experts.value:
+        yield RoutedExperts(experts.buffer)
+    if experts.counter is not None:
+        mode, layers = plan.expert_distribution.value, model.traits.moe_layers
+        yield ExpertDistribution(experts.counter, experts.buffer, mode, layers)

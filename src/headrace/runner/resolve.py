@@ -15,6 +15,11 @@ from headrace.config.plan import Plan
 from headrace.runner import attention_choice, choices, hidden_state_choice
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
+from headrace.runner.expert_choice import (
+    choose_expert_distribution,
+    choose_routed_experts,
+    expert_conflicts,
+)
 from headrace.runner.prefill_graph_choice import choose_prefill_graph
 
 __all__ = ["CheckpointFacts", "resolve"]
@@ -76,6 +81,8 @@ def resolve(
         ),
         prefill_graph=choose_prefill_graph(config, hardware, traits),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
+        routed_experts=choose_routed_experts(config),
+        expert_distribution=choose_expert_distribution(config),
         prefix_cache=choices.prefix_cache(config),
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
@@ -112,6 +119,7 @@ def _conflicts(
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)
     yield from _attention_conflicts(config)
+    yield from expert_conflicts(config, traits)
     stored = checkpoint.load_format
     if config.load_format not in ("auto", "dummy", stored):
         yield (

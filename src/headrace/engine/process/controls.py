@@ -6,6 +6,7 @@ from typing import Any
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import get_logger
 from headrace.engine.engine import Engine
+from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.explanation import explanation_of
 from headrace.engine.process.profiling import StepProfiler
 from headrace.request.messages import Control, ControlReply, Failure
@@ -22,11 +23,15 @@ class Controls:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._profiler = StepProfiler()
+        recorder = ExpertRecorder(engine)
         self._calls: dict[str, Callable[..., dict[str, Any]]] = {
             "stats": engine.stats,
             "steps": engine.scheduler.history.as_dict,
             "explain": self._explain,
             "flush_cache": self._flush_cache,
+            "start_expert_distribution": recorder.start,
+            "stop_expert_distribution": recorder.stop,
+            "dump_expert_distribution": recorder.dump,
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
         }

@@ -9,6 +9,7 @@ from headrace.serving.routes import (
     chat,
     completions,
     embeddings,
+    expert_distribution,
     explain,
     generate,
     health,
@@ -37,5 +38,6 @@ ROUTERS = tuple(
         abort,
         cache,
         profile,
+        expert_distribution,
     )
 )
