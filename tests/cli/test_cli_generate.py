@@ -90,6 +90,7 @@ def test_json_has_everything(fake, capsys) -> None:
         ("--prompt-logprobs", "1"),
         ("--logprobs-mode", "processed"),
         ("--logprob-token-ids", "1,2"),
+        ("--return-hidden-states", "all"),
     ],
 )
 def test_what_text_cannot_show_needs_json(fake, capsys, flags) -> None:
@@ -173,6 +174,20 @@ def test_a_real_engine_with_dummy_weights(config_only, capsys) -> None:
     assert first.startswith(f"{config_only} on cpu")
     assert "float32, context 256, KV tokens " in first
     assert "eager x 4" in shown.err
+
+
+def test_hidden_states_in_json(config_only, capsys) -> None:
+    arguments = ["generate", config_only, "--load-format", "dummy", "--device", "cpu", "--json"]
+    arguments += ["--prompt-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"]
+    arguments += ["--return-hidden-states", "all", "--sampling-hidden-state-layers=0,-1"]
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)["hidden_states"]
+    assert told["first_position"] == 0
+    assert told["layers"][0] == 0
+    assert [len(row) for row in told["states"]] == [2] * 5
+    assert isinstance(told["states"][4][1][0], float)
+    assert main([*arguments[:-2], "--return-hidden-states", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["hidden_states"] is None
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
@@ -19,6 +20,7 @@ from headrace.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.engine.outputs import CompletionOutput, Piece, RequestOutput
+    from headrace.engine.token_states import TokenStates
     from headrace.llm import LLM
 
 FAILED = 1
@@ -69,7 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_what_text_cannot_show(given: Mapping[str, Any]) -> None:
-    asked = [name for name in NEEDS_JSON if not any(given.get(name) is no for no in (None, False))]
+    asked = [
+        name
+        for name in NEEDS_JSON
+        if not any(given.get(name) is no for no in (None, False, "none"))
+    ]
     flags = [f"--{name.replace('_', '-')}" for name in asked]
     if flags:
         raise ConfigError(
@@ -186,8 +192,22 @@ def output_dict(number: int, result: "RequestOutput", output: "CompletionOutput"
         "prompt_logprobs": None
         if prompt_logprobs is None
         else [None if each is None else _top(each) for each in prompt_logprobs],
+        "hidden_states": None if output.hidden_states is None else _states(output.hidden_states),
         "cached_tokens": result.cached_tokens,
         "paths": [list(run) for run in output.paths],
+    }
+
+
+def _states(given: "TokenStates") -> dict[str, Any]:
+    """`states`: per position, from `first_position` on, per layer a list of numbers; those that are
+    no numbers are null."""
+    return {
+        "first_position": given.first_position,
+        "layers": list(given.layers),
+        "states": [
+            [[number if isfinite(number) else None for number in state] for state in row]
+            for row in given.states.float().tolist()
+        ],
     }
 
 

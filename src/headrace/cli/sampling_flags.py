@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import RequestError
-from headrace.cli.flags import add_field_flags, given_fields
-from headrace.request.sampling_params import SamplingParams
+from headrace.cli.flags import add_field_flags, given_fields, integers
+from headrace.request.sampling_params import HIDDEN_STATES, SamplingParams
 from headrace.request.structured_output import KINDS, StructuredOutput
 
 SAMPLING_HELP = {
@@ -34,7 +34,8 @@ SAMPLING_HELP = {
     "prompt_logprobs": "the same for the tokens of the prompt",
     "logprobs_mode": "raw (before penalties, bias and filters) or processed (after)",
     "logprob_token_ids": "token ids whose log-probabilities are always returned",
-    "return_hidden_states": "return the last hidden states (not in this version)",
+    "return_hidden_states": "return hidden states: none, last (of each output token) or all",
+    "hidden_state_layers": "their layers, 0 the embedding, negative ones from the end, as in =0,-1",
     "return_routed_experts": "return the experts of each token (not in this version)",
     "include_stop_str_in_output": "keep the stop text in the output",
     "skip_special_tokens": "leave special tokens out of the text",
@@ -49,19 +50,23 @@ NEEDS_JSON = (
     "return_hidden_states",
     "return_routed_experts",
 )
-NOT_IN_CHAT = ("n", *NEEDS_JSON)
+NOT_IN_CHAT = ("n", *NEEDS_JSON, "hidden_state_layers")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
-    """One flag per field; `--seed` is the engine's, so this one is `--sampling-seed`."""
+    """One flag per field; where the engine has one of that name, it is `--sampling-...`."""
     add_field_flags(
         parser,
         SamplingParams,
         title="sampling",
         help_of=SAMPLING_HELP,
-        rename={"seed": "sampling_seed"},
+        rename={name: f"sampling_{name}" for name in ("seed", "hidden_state_layers")},
         skip=skip,
-        readers={"structured": {"type": structured_output, "metavar": "FORM"}},
+        readers={
+            "structured": {"type": structured_output, "metavar": "FORM"},
+            "return_hidden_states": {"choices": HIDDEN_STATES},
+            "hidden_state_layers": {"type": integers, "metavar": "LAYER,LAYER,..."},
+        },
         note="The checkpoint's generation config, where it has one, goes before these defaults.",
     )
 
