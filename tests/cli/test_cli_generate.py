@@ -186,7 +186,7 @@ def test_hidden_states_in_json(config_only, capsys) -> None:
     assert told["layers"][0] == 0
     assert [len(row) for row in told["states"]] == [2] * 5
     assert isinstance(told["states"][4][1][0], float)
-    assert main([*arguments[:-2], "--return-hidden-states", "none"]) == 0
+    assert main([*arguments[:-3], "--return-hidden-states", "none"]) == 0
     assert json.loads(capsys.readouterr().out)["hidden_states"] is None
 
 
