@@ -61,14 +61,14 @@ def test_every_registered_backend_has_its_two_cases() -> None:
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(name: str) -> None:
-    (backend,) = ATTENTION_BACKENDS.entries(name)
+    backend, *_ = ATTENTION_BACKENDS.entries(name)
     need, hardware = ACCEPTED[name]
     assert backend.refusals(need, hardware) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_reason_and_remedy(name: str) -> None:
-    (backend,) = ATTENTION_BACKENDS.entries(name)
+    backend, *_ = ATTENTION_BACKENDS.entries(name)
     need, hardware, reason = REFUSED[name]
     (refusal,) = backend.refusals(need, hardware)
     assert refusal.subject == name

@@ -11,6 +11,7 @@ from headrace.attention import selection
 from headrace.attention.backend import AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.hybrid import HybridAttentionBackend
+from headrace.attention.native_deterministic import DeterministicNativeBackend
 from headrace.attention.registry import ATTENTION_BACKENDS, register_attention_backend
 from headrace.attention.selection import (
     PREFERENCES,
@@ -102,10 +103,10 @@ def test_a_named_backend_is_used() -> None:
 
 
 def test_a_named_backend_is_refused_with_every_reason_and_remedy_and_never_replaced() -> None:
-    wanted = need(head_dim=512, page_size=48, deterministic=True)
+    wanted = need(head_dim=512, page_size=48, speculation=True)
     with pytest.raises(UnsupportedError) as caught:
         select_attention(Phase.DECODE, "triton", wanted, assumed_hardware("mi300x"))
-    for part in ("rocm", "512", "page size 48", "last bits", "set page_size to one of: 1, 2, 4"):
+    for part in ("rocm", "512", "page size 48", "speculated", "set page_size to one of: 1, 2, 4"):
         assert part in str(caught.value)
 
 
@@ -125,8 +126,15 @@ def build(prefill: str, decode: str, **changes: object) -> object:
         "device": torch.device("cpu"),
     }
     kv_dtype = changes.pop("kv_dtype", None)
+    deterministic = changes.pop("deterministic", False)
     setting = AttentionSetting(**{**options, **changes})  # type: ignore[arg-type]
-    return build_attention_backend(prefill, decode, setting, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+    return build_attention_backend(
+        prefill,
+        decode,
+        setting,
+        kv_dtype=kv_dtype,
+        deterministic=deterministic,  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture
@@ -175,3 +183,12 @@ def test_two_names_make_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_building_what_no_class_admits_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="not state"):
         build("torch_native", "torch_native", group=replace(GROUP, kind=KvKind.STATE))
+
+
+def test_a_name_serves_deterministic_needs_by_a_class_of_its_own() -> None:
+    for asked, kind in ((False, TorchNativeBackend), (True, DeterministicNativeBackend)):
+        assert type(build("torch_native", "torch_native", deterministic=asked)) is kind
+    (refusal,) = backend_refusals("cudnn", need(Phase.PREFILL, deterministic=True), H100)
+    assert "last bits" in refusal.reason
+    (refusal,) = backend_refusals("torch_native", need(deterministic=True), H100)
+    assert "only on cpu" in refusal.reason

@@ -84,7 +84,10 @@ def fake_choices() -> None:
     dense = Decision(name="weight_format", value="dense", reason="what kernels read")
     model_runner.choose_weight_format = lambda device, dtype: dense
     kernels = Decision(name="operators", value="triton", reason="what is tested")
-    model_runner.choose_operators = lambda device, form: (kernels, TritonOperators(pdl=True))
+    model_runner.choose_operators = lambda device, form, deterministic: (
+        kernels,
+        TritonOperators(pdl=True),
+    )
 
 
 def runner_of(folder: Path) -> ModelRunner:

@@ -232,7 +232,6 @@ def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
         ({"prefill_graph": "breakable"}, "prefill_graph breakable"),
         ({"prefill_graph": "piecewise"}, "prefill_graph piecewise"),
         ({"cpu_graph": "on"}, "cpu_graph on"),
-        ({"deterministic": True}, "deterministic"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(asked, named: str) -> None:

@@ -71,7 +71,8 @@ class _Row:
 
     Attributes:
         index: place in the batch. start: place of its first new token.
-        new: new tokens. prefix: tokens before them. first: first position a query of it sees.
+        new: new tokens. prefix: tokens before them. first: position of its first key: the first
+            that a query of it sees, or the border of a block before it.
     """
 
     index: int
@@ -107,6 +108,8 @@ def make_tiles(
     window: int | None,
     key_elements: int,
     dtype: torch.dtype,
+    tile_queries: int = TILE_QUERIES,
+    key_block: int = 1,
 ) -> tuple[Tile, ...]:
     """The tiles of a step that cover every token of every row.
 
@@ -114,13 +117,16 @@ def make_tiles(
         window: keys a query sees, itself included.
         key_elements: K * D, for the bound on the size of a tile.
         dtype: of the queries, which the mask shares.
+        tile_queries: queries of a row in a tile at most.
+        key_block: the keys of every row of a tile begin at a position that is a multiple of it, and
+            their number is one.
     """
-    cuts = tuple(_cuts(batch, window, key_elements))
+    cuts = tuple(_cuts(batch, window, key_elements, tile_queries, key_block))
     mask_later = sum(cut.mask_elements for cut in cuts) > STEP_MASK_ELEMENTS
     kv = batch.kv[group]
+    in_place = IN_PLACE_ELEMENTS // key_elements if key_block == 1 else 0
     return tuple(
-        _tile(batch, kv, cut, window, dtype, mask_later, IN_PLACE_ELEMENTS // key_elements)
-        for cut in cuts
+        _tile(batch, kv, cut, window, dtype, mask_later, in_place, key_block) for cut in cuts
     )
 
 
@@ -131,41 +137,50 @@ def tile_mask(tile: Tile, dtype: torch.dtype) -> Tensor | None:
     return _mask(tile.position, tile.first, tile.keys, tile.window, dtype)
 
 
-def _rows(batch: ForwardBatch, window: int | None) -> Iterator[_Row]:
+def _rows(batch: ForwardBatch, window: int | None, key_block: int) -> Iterator[_Row]:
     start = 0
     lengths = zip(batch.bounds.seq_lens, batch.bounds.extend_lens, strict=True)
     for index, (total, new) in enumerate(lengths):
         prefix = total - new
-        first = 0 if window is None else max(0, prefix - window + 1)
+        first = 0 if window is None else max(0, prefix - window + 1) // key_block * key_block
         if new > 0:
             yield _Row(index=index, start=start, new=new, prefix=prefix, first=first)
         start += new
 
 
-def _cuts(batch: ForwardBatch, window: int | None, key_elements: int) -> Iterator[_Cut]:
+def _cuts(
+    batch: ForwardBatch,
+    window: int | None,
+    key_elements: int,
+    tile_queries: int,
+    key_block: int,
+) -> Iterator[_Cut]:
     device = batch.seq_lens.device.type
     gather = GATHER_ELEMENTS.get(device, GATHER_ELEMENTS_ELSEWHERE) // key_elements
     alike: dict[tuple[int, int], list[_Row]] = {}
-    for row in _rows(batch, window):
+    for row in _rows(batch, window, key_block):
         key = (row.new - 1).bit_length(), (max(row.keys, SHORT_KEYS) - 1).bit_length()
         alike.setdefault(key, []).append(row)
     for rows in alike.values():
         queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
-        step = max(1, min(queries, TILE_QUERIES, MASK_ELEMENTS // keys))
+        step = max(1, min(queries, tile_queries, MASK_ELEMENTS // keys))
         together = max(1, min(gather, MASK_ELEMENTS // step) // keys)
         if together < len(rows):
             rows.sort(key=lambda row: row.keys)
         for begin in range(0, len(rows), together):
-            yield from _query_cuts(tuple(rows[begin : begin + together]), step, window)
+            yield from _query_cuts(tuple(rows[begin : begin + together]), step, window, key_block)
 
 
-def _query_cuts(rows: tuple[_Row, ...], step: int, window: int | None) -> Iterator[_Cut]:
+def _query_cuts(
+    rows: tuple[_Row, ...], step: int, window: int | None, key_block: int
+) -> Iterator[_Cut]:
     queries, keys = max(row.new for row in rows), max(row.keys for row in rows)
     before = [row.prefix - row.first for row in rows]  # key columns before the first query's own
     for start in range(0, queries, step):
         stop = min(start + step, queries)
         low = 0 if window is None else max(0, min(before) + start - window + 1)
-        high = min(keys, max(1, max(before) + stop))
+        low = low // key_block * key_block
+        high = low + -(-(min(keys, max(1, max(before) + stop)) - low) // key_block) * key_block
         yield _Cut(rows=rows, start=start, stop=stop, low=low, high=high)
 
 
@@ -177,6 +192,7 @@ def _tile(
     dtype: torch.dtype,
     mask_later: bool,
     in_place: int,
+    key_block: int,
 ) -> Tile:
     """`in_place`: keys of a row alone up to which it is read in place."""
     page_table, device = kv.page_table, kv.page_table.device
@@ -184,15 +200,15 @@ def _tile(
     if len(cut.rows) < total.shape[0]:
         index = to_device(torch.tensor([row.index for row in cut.rows]), device)
         total, prefix, new, page_table = (x[index] for x in (total, prefix, new, page_table))
-    first = torch.zeros_like(prefix) if window is None else (prefix - window + 1).clamp(min=0)
-    first = first + cut.low
+    seen = torch.zeros_like(prefix) if window is None else (prefix - window + 1).clamp(min=0)
+    first = seen // key_block * key_block + cut.low
     step = torch.arange(cut.start, cut.stop, device=device, dtype=torch.int32)
     position = prefix[:, None] + step  # [b, E]
     dead = (step >= new[:, None]) | (position < 0)
     keys = cut.high - cut.low
     mask = None if mask_later else _mask(position, first, keys, window, dtype)
     tokens, real = _tokens(cut, device)
-    slots = _slots(page_table, kv.page_size, first, total, keys)
+    slots = _slots(page_table, kv.page_size, first, seen, total, keys)
     alone = len(cut.rows) == 1 and keys <= in_place
     return Tile(
         rows=len(cut.rows),
@@ -217,11 +233,15 @@ def _device_lengths(batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.seq_lens, batch.prefix_lens, batch.extend_lens
 
 
-def _slots(page_table: Tensor, page_size: int, first: Tensor, total: Tensor, keys: int) -> Tensor:
-    """Slots of the key columns, [b * C] int64; columns past a row's end repeat its last token."""
+def _slots(
+    page_table: Tensor, page_size: int, first: Tensor, seen: Tensor, total: Tensor, keys: int
+) -> Tensor:
+    """Slots of the key columns, [b * C] int64; columns past a row's end repeat its last token, and
+    those before the first one that a query sees repeat that."""
     last = (total - 1).clamp(min=0)
     column = torch.arange(keys, device=page_table.device, dtype=torch.int32)
-    position = torch.minimum(first[:, None] + column, last[:, None]).long()  # [b, C]
+    position = torch.maximum(first[:, None] + column, seen[:, None])
+    position = torch.minimum(position, last[:, None]).long()  # [b, C]
     page = page_table.gather(1, position // page_size).long()
     return (page * page_size + position % page_size).flatten()
 

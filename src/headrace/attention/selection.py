@@ -8,8 +8,10 @@ from headrace.attention import (
     cudnn_backend,
     fa3_backend,
     flashinfer_backend,
+    native_deterministic,
     torch_native,
     triton_backend,
+    triton_deterministic_backend,
 )
 from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionNeed, Phase, need_refusals
@@ -21,7 +23,9 @@ from headrace.config.hardware import Hardware
 
 BUILT_IN = (
     torch_native.TorchNativeBackend,
+    native_deterministic.DeterministicNativeBackend,
     triton_backend.TritonBackend,
+    triton_deterministic_backend.TritonDeterministicBackend,
     cudnn_backend.CudnnBackend,
     flashinfer_backend.FlashInferBackend,
     fa3_backend.FlashAttention3Backend,
@@ -104,12 +108,20 @@ def select_attention(
 def backend_refusals(name: str, need: AttentionNeed, hardware: Hardware) -> list[Refusal]:
     """Why no class called `name` serves `need`; empty when one does."""
     found: list[Refusal] = []
-    for backend in ATTENTION_BACKENDS.entries(name):
+    for backend in _classes(name, need):
         refused = backend.refusals(need, hardware)
         if not refused:
             return []
         found += refused
     return found
+
+
+def _classes(name: str, need: AttentionNeed) -> tuple[type[AttentionBackend], ...]:
+    """Classes of a name that come into question: where it has a class of its own for deterministic
+    results, that one alone serves such needs, and no others."""
+    entries = ATTENTION_BACKENDS.entries(name)
+    asked = need.deterministic
+    return tuple(each for each in entries if each.capabilities.deterministic is asked) or entries
 
 
 def build_attention_backend(
@@ -118,12 +130,14 @@ def build_attention_backend(
     setting: AttentionSetting,
     *,
     kv_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """The backend of one KV group: of each name the first class whose capabilities admit it.
 
     Args:
         prefill, decode: registered names, as `select_attention` settled them.
         kv_dtype: of the pool; that of the queries if absent.
+        deterministic: take classes whose results have the same bits in any batch.
 
     Raises:
         UnsupportedError: no class of a name admits the model, or its kernels cannot run here.
@@ -138,6 +152,7 @@ def build_attention_backend(
                 dtype=_name(setting.dtype),
                 kv_dtype=_name(kv_dtype or setting.dtype),
                 page_size=setting.page_size,
+                deterministic=deterministic,
             ),
         )
         for phase, name in ((Phase.PREFILL, prefill), (Phase.DECODE, decode))
@@ -148,7 +163,7 @@ def build_attention_backend(
 
 def _class_of(name: str, need: AttentionNeed) -> type[AttentionBackend]:
     found: list[Refusal] = []
-    for backend in ATTENTION_BACKENDS.entries(name):
+    for backend in _classes(name, need):
         refused = need_refusals(name, backend.capabilities, need)
         if not refused:
             return backend

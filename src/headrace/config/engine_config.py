@@ -119,7 +119,20 @@ class EngineConfig:
         one_of("off", "stat", "per_pass", "per_token"),
     )
     deterministic: bool = option(
-        False, "bit-identical results whatever the batch (on: not in this version)", flag()
+        False, "bit-identical results alone or in any batch, chunked or cached", flag()
+    )
+    kv_canary: str = option(
+        "off",
+        "off, log or raise: check at every step that sequences read their own KV",
+        one_of("off", "log", "raise"),
+    )
+    kv_canary_real_data: str = option(
+        "partial",
+        "off, partial or all: how much of the keys and values themselves the KV canary looks at",
+        one_of("off", "partial", "all"),
+    )
+    kv_canary_sweep_interval: int = option(
+        0, "steps between two checks of the whole prefix cache; 0: none", whole(0, MAX_INT32)
     )
     numeric_canary: int = option(
         0, "run every n-th step again by reference and compare; 0: none", whole(0, MAX_INT32)

@@ -30,6 +30,7 @@ class Plan:
     max_model_len: Decision[int]
     ropes: Decision[dict[str, RopePlan]]
     page_size: Decision[int]
+    deterministic: Decision[bool]
     prefill_attention: Decision[str]
     decode_attention: Decision[str]
     decode_graph: Decision[str | tuple[int, ...]]

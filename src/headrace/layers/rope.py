@@ -46,7 +46,7 @@ class Rotation:
         head = x if rotary == x.shape[-1] else x[..., :rotary]
         first, second = head.chunk(2, dim=-1)
         swapped = torch.cat((second, first), dim=-1)
-        turned = torch.addcmul(head * cos, swapped, sin).to(x.dtype)
+        turned = (head * cos + swapped * sin).to(x.dtype)
         return turned if head is x else torch.cat((turned, x[..., rotary:]), dim=-1)
 
 

@@ -72,7 +72,15 @@ def attention(
             for part in ("what", "why", "remedy")
         )
         raise UnsupportedError(whats, why=whys, remedy=remedies)
-    return found[0], found[1]
+    prefill, decode = found
+    if config.deterministic and prefill.value != decode.value:
+        raise UnsupportedError(
+            f"deterministic cannot be honoured with {prefill.value} in prefill and {decode.value} "
+            "in decode",
+            why="a row that decodes beside a prompt goes through the backend of prefill",
+            remedy="Ask for one attention_backend",
+        )
+    return prefill, decode
 
 
 def _attention_of(
@@ -90,7 +98,13 @@ def _attention_of(
             phase,
             asked,
             AttentionNeed.of(
-                phase, group, traits.attention, dtype=dtype, kv_dtype=dtype, page_size=page_size
+                phase,
+                group,
+                traits.attention,
+                dtype=dtype,
+                kv_dtype=dtype,
+                page_size=page_size,
+                deterministic=config.deterministic,
             ),
             hardware,
         )

@@ -16,6 +16,7 @@ from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
+from headrace.runner.deterministic_choice import deterministic_refusal
 
 NAME = "cpu_graph"
 COMPILER = "g++"
@@ -84,7 +85,7 @@ def choose_cpu_graph(
     """
     if config.cpu_graph == "off":
         return Decision(name=NAME, value="off", reason="asked to be off", asked=True)
-    refusal = _refusal(hardware, traits)
+    refusal = _refusal(hardware, traits) or deterministic_refusal(config, NAME)
     if config.cpu_graph == "on":
         if refusal is not None:
             raise UnsupportedError(

@@ -35,7 +35,8 @@ from headrace.execution.selector import Choice, Selector
 from headrace.execution.split_prefill import SplitForward, SplitPrefill
 from headrace.kernels.batch_preparation import advance_length, advance_token
 from headrace.kernels.support_triton import has_dependent_launch, triton_available
-from headrace.layers.operator_choice import choose_operators
+from headrace.layers.operator_choice import choose_operators, deterministic_format
+from headrace.layers.row_blocks import RowBlockFormat
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
 from headrace.layers.weights import finish_weights, weight_bytes
 from headrace.memory.arena import Arena
@@ -124,17 +125,20 @@ class ModelRunner:
 
     def load_model(self) -> None:
         form = choose_weight_format(self.device, self.dtype)
-        kernels, operators = choose_operators(self.device, form.value)
+        deterministic, weight_format = self.plan.deterministic.value, WEIGHT_FORMATS[form.value]
+        kernels, operators = choose_operators(self.device, form.value, deterministic=deterministic)
         self.measured += [form, kernels]
         # oneDNN's memory is not the arena's, so the weights are counted on the model
         with self._part("weights", lambda: weight_bytes(self.model)):
             self.model = build_model(
+        if deterministic:
+            weight_format = deterministic_format(weight_format, self.device, self.dtype)
                 self.persona.traits,
                 self.plan.ropes.value,
                 self.dtype,
                 self.device,
                 arena=self.arena,
-                weight_format=WEIGHT_FORMATS[form.value],
+                weight_format=weight_format,
                 operators=operators,
             )
             self._load_weights(self.model)
@@ -142,6 +146,8 @@ class ModelRunner:
 
     def trial_capture(self, *, progress: bool = False) -> dict[str, int]:
         """Bytes that graphs take, by line of the budget, measured over a pool of page 0 alone.
+        if isinstance(weight_format, RowBlockFormat):
+            self.measured.append(weight_format.decision)
 
         What is captured is thrown away: graphs that serve hold the addresses of the real pool. What
         is compiled for it, and for all other steps, stays.
@@ -245,6 +251,7 @@ class ModelRunner:
             }
             for layer in self.model.attention_layers():
                 # Window layers share the pool of the others: a layer's place in it is its own.
+                    deterministic=plan.deterministic.value,
                 layer.bind(self.token_to_kv_pool, self.backends[layer.kv_group], layer.layer_id)
 
     def reinit_attention_backend(self) -> None:

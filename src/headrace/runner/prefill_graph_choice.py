@@ -5,6 +5,7 @@ from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
+from headrace.runner.deterministic_choice import deterministic_refusal
 
 NAME = "prefill_graph"
 OFF, BREAKABLE, PIECEWISE = "off", "breakable", "piecewise"
@@ -27,6 +28,8 @@ def choose_prefill_graph(
         return Decision(name=NAME, value=OFF, reason="asked to be off", asked=True)
     wanted = BREAKABLE if asked == "auto" else asked
     refusal = _refusal(wanted, hardware, traits)
+    if refusal is None and wanted == PIECEWISE:
+        refusal = deterministic_refusal(config, NAME)
     if asked != "auto":
         if refusal is not None:
             raise UnsupportedError(

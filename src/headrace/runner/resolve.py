@@ -15,6 +15,7 @@ from headrace.config.plan import Plan
 from headrace.runner import attention_choice, choices, hidden_state_choice
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
+from headrace.runner.deterministic_choice import choose_deterministic, deterministic_conflicts
 from headrace.runner.expert_choice import (
     choose_expert_distribution,
     choose_routed_experts,
@@ -39,10 +40,9 @@ def resolve(
         gains: what compiled decode steps were measured to gain on this CPU.
 
     Raises:
-        UnsupportedError: something that is not built in this version was asked for by name.
+        UnsupportedError: something was asked for by name that cannot be here.
         ConfigError: explicit asks contradict each other, the model or the hardware.
     """
-    _refuse_unbuilt(config)
     traits = persona.traits
     device = choices.device(config, hardware)
     dtype = choices.dtype(config, traits, hardware, checkpoint)
@@ -80,6 +80,7 @@ def resolve(
             config, hardware, backend=decode.value, most=running.value
         ),
         prefill_graph=choose_prefill_graph(config, hardware, traits),
+        deterministic=choose_deterministic(config, hardware),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         routed_experts=choose_routed_experts(config),
         expert_distribution=choose_expert_distribution(config),
@@ -94,15 +95,6 @@ def resolve(
         window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
         numeric_canary=choices.numeric_canary(config),
     )
-
-
-def _refuse_unbuilt(config: EngineConfig) -> None:
-    if config.deterministic:
-        raise UnsupportedError(
-            "Not supported: deterministic = True",
-            why="kernels whose sums do not depend on the batch are not built yet",
-            remedy="leave deterministic off",
-        )
 
 
 def _conflicts(
@@ -129,6 +121,7 @@ def _conflicts(
 
 
 def _capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
+    yield from deterministic_conflicts(config, traits, hardware)
     off = config.decode_graph == config.prefill_graph == "off"
     if config.capture == "all" and (off or hardware.platform != "cuda"):
         why = "both graphs are off" if off else f"the device is a {hardware.platform}"

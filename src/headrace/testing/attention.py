@@ -98,12 +98,11 @@ def check_attention_backend(
     """
     kinds = ATTENTION_BACKENDS.entries(backend) if isinstance(backend, str) else (backend,)
     hardware = detect(device)
-    kinds = _runnable(kinds, hardware)
     return Report(
         device=hardware.name,
         findings=tuple(
             finding
-            for kind in kinds
+            for kind in _runnable(kinds, hardware)
             for finding in _findings(kind, device, hardware, thorough, part)
         ),
     )
