@@ -128,11 +128,11 @@ class ModelRunner:
         deterministic, weight_format = self.plan.deterministic.value, WEIGHT_FORMATS[form.value]
         kernels, operators = choose_operators(self.device, form.value, deterministic=deterministic)
         self.measured += [form, kernels]
+        if deterministic:
+            weight_format = deterministic_format(weight_format, self.device, self.dtype)
         # oneDNN's memory is not the arena's, so the weights are counted on the model
         with self._part("weights", lambda: weight_bytes(self.model)):
             self.model = build_model(
-        if deterministic:
-            weight_format = deterministic_format(weight_format, self.device, self.dtype)
                 self.persona.traits,
                 self.plan.ropes.value,
                 self.dtype,
@@ -143,11 +143,11 @@ class ModelRunner:
             )
             self._load_weights(self.model)
             finish_weights(self.model)
+        if isinstance(weight_format, RowBlockFormat):
+            self.measured.append(weight_format.decision)
 
     def trial_capture(self, *, progress: bool = False) -> dict[str, int]:
         """Bytes that graphs take, by line of the budget, measured over a pool of page 0 alone.
-        if isinstance(weight_format, RowBlockFormat):
-            self.measured.append(weight_format.decision)
 
         What is captured is thrown away: graphs that serve hold the addresses of the real pool. What
         is compiled for it, and for all other steps, stays.
@@ -246,12 +246,12 @@ class ModelRunner:
                         dtype=self.dtype,
                         device=self.device,
                     ),
+                    deterministic=plan.deterministic.value,
                 )
                 for group in traits.kv_groups
             }
             for layer in self.model.attention_layers():
                 # Window layers share the pool of the others: a layer's place in it is its own.
-                    deterministic=plan.deterministic.value,
                 layer.bind(self.token_to_kv_pool, self.backends[layer.kv_group], layer.layer_id)
 
     def reinit_attention_backend(self) -> None:

@@ -74,13 +74,13 @@ def resolve(
         max_model_len=max_model_len,
         ropes=choices.ropes(traits, max_model_len.value),
         page_size=page_size,
+        deterministic=choose_deterministic(config, hardware),
         prefill_attention=prefill,
         decode_attention=decode,
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
         prefill_graph=choose_prefill_graph(config, hardware, traits),
-        deterministic=choose_deterministic(config, hardware),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         routed_experts=choose_routed_experts(config),
         expert_distribution=choose_expert_distribution(config),
@@ -111,6 +111,7 @@ def _conflicts(
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)
     yield from _attention_conflicts(config)
+    yield from deterministic_conflicts(config, traits, hardware)
     yield from expert_conflicts(config, traits)
     stored = checkpoint.load_format
     if config.load_format not in ("auto", "dummy", stored):
@@ -121,7 +122,6 @@ def _conflicts(
 
 
 def _capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
-    yield from deterministic_conflicts(config, traits, hardware)
     off = config.decode_graph == config.prefill_graph == "off"
     if config.capture == "all" and (off or hardware.platform != "cuda"):
         why = "both graphs are off" if off else f"the device is a {hardware.platform}"
