@@ -19,6 +19,7 @@ from tiny_llm import PRINTABLE, assert_nothing_is_held, ids, joined, make_llm, o
 from headrace import LLM, SamplingParams, StructuredOutput
 from headrace.base.errors import RequestError
 from headrace.engine.outputs import CompletionOutput
+from headrace.request.outcome import OF_REQUEST
 from headrace.sampling import grammar_xgrammar
 
 PLAIN = SamplingParams(temperature=1.0, seed=11, max_tokens=24, ignore_eos=True)
@@ -206,6 +207,7 @@ def test_nothing_left_ends_with_an_error(llm: LLM, options: dict[str, Any]) -> N
     answer = results[1].outputs[0]
     assert answer.finish_reason == "error"
     assert "No token is left" in answer.message
+    assert answer.stop_reason == OF_REQUEST
     assert results[0].outputs[0].token_ids == expected
     assert_nothing_is_held(llm)
 

@@ -170,3 +170,25 @@ def test_forwards_are_counted_without_being_asked_for(http) -> None:
     lines = [line for line in http.get("/metrics").text.splitlines() if "forward_total{" in line]
     assert sum(float(line.rpartition(" ")[2]) for line in lines) >= 12
     assert any('refused="' in line and "cpu_graph: " in line for line in lines)
+
+
+@pytest.mark.parametrize("made", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_forbids_every_token_is_told_so(http, stream: bool, made: int) -> None:
+    """Before its first token or in mid-answer, and never as a failure of the server."""
+    banned = "a" if made == 0 else "c"
+    fields = {"prompt": "Hello", "regex": "abc", "bad_words": [banned], "max_tokens": 9}
+    answer = http.post("/v1/completions", json={**fields, "stream": stream})
+    if stream:
+        assert answer.status_code == 200
+        assert answer.text.endswith("data: [DONE]\n\n")
+        *begun, error = events_of(answer.text)
+        assert "".join(event["choices"][0]["text"] for event in begun) == "abc"[:made]
+    else:
+        assert answer.status_code == 400
+        error = answer.json()
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["code"] == "no_token_left"
+    assert "forbid every one" in error["error"]["message"]
+    assert completion(http, max_tokens=2)["choices"]
+    assert all_is_free(http)

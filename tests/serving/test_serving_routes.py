@@ -26,6 +26,15 @@ def test_health_says_the_state(http, engine, service) -> None:
     assert http.get("/ping").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_heads_are_answered(http, engine, path) -> None:
+    """Some load balancers ask so."""
+    answer = http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    engine.state = "dead"
+    assert http.head("/health").status_code == 503
+
+
 def test_before_the_engine_is_there(http, service) -> None:
     service.engine = service.tokenizer = None
     assert http.get("/health").status_code == 503

@@ -296,7 +296,7 @@ def test_logprobs_cover_all_tokens(chat) -> None:
         ({"tools": []}, "tools", "at least one tool"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "an object with a name"),
         ({"tools": [CLOCK, CLOCK]}, "tools", "each name once"),
-        ({"tools": "clock"}, "tools", "list"),
+        ({"tools": "clock"}, "tools", "array"),
         ({"tool_choice": "auto"}, "tool_choice", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": NAMED}, "tool_choice", "no tools"),
@@ -432,6 +432,7 @@ def test_effort_as_the_template_takes_it(chat) -> None:
         assert prompt.endswith("<assistant>" if thinks else "</think>\n\n")
     told = chat("mistral").refused(reasoning_effort="low")["message"]
     assert "knows neither it nor enable_thinking" in told
+    chat("mistral").reply(reasoning_effort="none")  # no reasoning is asked for, and none comes
     chat("mistral", refuse_unsupported=False).reply(reasoning_effort="low")
     assert chat("hermes", refuse_unsupported=False).refused(reasoning_effort="x")["param"]
 

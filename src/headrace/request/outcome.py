@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+OF_REQUEST = "request"
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -11,7 +13,8 @@ class Finished:
     """The one ending of a sequence.
 
     `stop_reason` is the stop string or stop token id that ended it (None for the model's own end
-    token); `message` says what went wrong for "error", who asked for "abort".
+    token), and of an "error" `OF_REQUEST` where the request's own options left no token to go on
+    with. `message` says what went wrong for "error", who asked for "abort".
     """
 
     reason: FinishReason

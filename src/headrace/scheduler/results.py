@@ -1,6 +1,6 @@
 """What the results of a step mean for its sequences: tokens, logprobs, endings."""
 
-from headrace.request.outcome import Finished, Logprob
+from headrace.request.outcome import OF_REQUEST, Finished, Logprob
 from headrace.runner.worker import HostResults
 from headrace.sampling.host_logprobs import Decode, logprob_dicts
 from headrace.sampling.requirements import wanted_logprobs
@@ -8,8 +8,8 @@ from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.sequence import Sequence
 
 NOT_FINITE = (
-    "The model gave no finite logits for this sequence: its weights overflow in this dtype, or "
-    "masks and bias forbid every token. Try dtype bfloat16 or float32."
+    "The model gave no finite logits for this sequence: its weights overflow in this dtype. Try "
+    "dtype bfloat16 or float32."
 )
 NOTHING_ALLOWED = (
     "No token is left for this sequence: its grammar, bad_words, allowed_token_ids and logit_bias "
@@ -22,7 +22,7 @@ def take_token(
 ) -> Finished | None:
     """Append a processed token; return the ending that it brings, if any."""
     if not finite:
-        return Finished("error", message=_why_nothing(sequence))
+        return _no_token(sequence)
     sequence.proven_finite = True
     sequence.tokens.append(token)
     stop_string = sequence.sink.token(token, logprobs)
@@ -36,11 +36,13 @@ def take_token(
     return None
 
 
-def _why_nothing(sequence: Sequence) -> str:
+def _no_token(sequence: Sequence) -> Finished:
+    """The ending of a sequence without finite logits: the fault of its options, or the model's."""
     mask = sequence.host_mask
-    if mask is None:
-        return NOT_FINITE
-    return mask.failure or NOTHING_ALLOWED
+    if mask is None and not sequence.request.params.has_bias:
+        return Finished("error", message=NOT_FINITE)
+    told = "" if mask is None else mask.failure
+    return Finished("error", stop_reason=OF_REQUEST, message=told or NOTHING_ALLOWED)
 
 
 def sampled_logprobs(

@@ -12,6 +12,7 @@ from typing import Self
 
 from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
+from headrace.request.outcome import OF_REQUEST, Finished
 from headrace.serving.errors import ApiError, from_prompt, invalid
 from headrace.serving.records import RequestRecord
 from headrace.serving.service import Service
@@ -103,7 +104,7 @@ class Generation:
             record.queued(delta.queue_seconds)
             record.paths[place * submit.params.n + delta.index] = delta.paths
             if ending.reason == "error":
-                raise ApiError(500, f"A step failed: {ending.message}", code="engine_error")
+                raise _failure(ending)
             record.finishes.append(ending.reason)
         return delta
 
@@ -142,6 +143,13 @@ def _as_api_errors(place: int | None = None) -> Iterator[None]:
         yield
     except HeadraceError as error:
         raise from_prompt(error, place) from error
+
+
+def _failure(ending: Finished) -> ApiError:
+    """The answer to a sequence that could not go on: a fault of what was asked, or ours."""
+    if ending.stop_reason == OF_REQUEST:
+        return invalid(ending.message, code="no_token_left")
+    return ApiError(500, f"A step failed: {ending.message}", code="engine_error")
 
 
 def _check_size(service: Service, submits: Sequence[Submit]) -> None:

@@ -23,7 +23,8 @@ def template_variables(body: ChatRequest, known: frozenset[str]) -> dict[str, An
         known: names that the template asks for.
 
     Raises:
-        ApiError: 400 for names of the server, or an effort that the template cannot be told.
+        ApiError: 400 for names of the server, or an effort that the template cannot be told
+            ("none" need not be).
     """
     variables = dict(body.chat_template_kwargs or {})
     for reserved in _RESERVED:
@@ -44,6 +45,8 @@ def template_variables(body: ChatRequest, known: frozenset[str]) -> dict[str, An
         return {"reasoning_effort": effort, **variables}
     if "enable_thinking" in known:
         return {"enable_thinking": effort != "none", **variables}
+    if effort == "none":
+        return variables  # clients say so to every model; one without a switch has nothing to do
     raise invalid(
         "reasoning_effort is not supported: the chat template of this model knows neither it nor "
         "enable_thinking",

@@ -37,7 +37,8 @@ def leave_out_unsupported(
         if getattr(body, name, None) == 0 and not getattr(body, "echo", None):
             setattr(body, name, 1)
             left_out.append(name)
-    if getattr(body, "reasoning_effort", None) is not None and not knows_effort(template_variables):
+    effort = getattr(body, "reasoning_effort", None)
+    if effort not in (None, "none") and not knows_effort(template_variables):
         setattr(body, "reasoning_effort", None)  # noqa: B010, likewise
         left_out.append("reasoning_effort")
     if body.logit_bias:

@@ -22,6 +22,7 @@ router = APIRouter(tags=["health"])
 GENERATE_SECONDS = 20
 
 
+@router.head("/ping", include_in_schema=False)
 @router.get("/ping", responses=replies())
 async def ping() -> dict[str, str]:
     """200 as long as the HTTP server answers."""
@@ -34,6 +35,7 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=replies())
 async def health(service: Annotated[Service, Depends(service_of)]) -> Any:
     """200 when requests are taken, else 503 with the state. Never waits for the engine, so a long
