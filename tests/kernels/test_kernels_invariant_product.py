@@ -59,10 +59,12 @@ def test_rounded_once_behind_everything():
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype):
+    # By one tile: the interpreter's own products follow the tile, as tensor cores do not.
+    tile = SMALL if dtype is HALF else None
     named = arguments(70, 48, 96, dtype=dtype, addends=("bias",))
-    whole = kernels.invariant_product(**named)
+    whole = kernels.invariant_product(**named, tile=tile)
     for rows in (slice(0, 1), slice(69, 70), slice(3, 20)):
-        alone = kernels.invariant_product(**named | {"x": named["x"][rows]})
+        alone = kernels.invariant_product(**named | {"x": named["x"][rows]}, tile=tile)
         assert torch.equal(alone, whole[rows])
 
 

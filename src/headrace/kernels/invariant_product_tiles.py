@@ -19,7 +19,7 @@ class ProductTile:
     rows of the weights; of gate and up together where an activation is behind. block: columns at a
     time. stages: blocks in flight, and one. group: tiles of tokens that go through the weights side
     by side, so that both stay in the L2. prefetch: columns of the weights asked for while waiting
-    for the kernel in front.
+    for the kernel in front. persistent: one program a multiprocessor takes tile after tile.
     """
 
     tokens: int
@@ -29,6 +29,7 @@ class ProductTile:
     stages: int
     group: int = 8
     prefetch: int = 0
+    persistent: bool = False
 
     @property
     def shared(self) -> int:
@@ -36,10 +37,24 @@ class ProductTile:
         return (self.tokens + self.weights) * self.block * 2 * self.stages
 
 
-def _tile(tokens: int, weights: int, block: int, stages: int, **more: int) -> ProductTile:
-    warps = more.pop("warps", 8 if tokens * weights >= 1 << 14 else 4)
+def _tile(
+    tokens: int,
+    weights: int,
+    block: int,
+    stages: int,
+    warps: int = 4,
+    *,
+    prefetch: int = 0,
+    persistent: bool = False,
+) -> ProductTile:
     return ProductTile(
-        tokens=tokens, weights=weights, block=block, stages=stages, warps=warps, **more
+        tokens=tokens,
+        weights=weights,
+        block=block,
+        stages=stages,
+        warps=warps,
+        prefetch=prefetch,
+        persistent=persistent,
     )
 
 
@@ -51,7 +66,8 @@ ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3)
 # (rows of the weights, columns) -> rows of x, up to which -> tile. Of more rows the rule's.
 MEASURED: dict[tuple[int, int], dict[int, ProductTile]] = {}
 
-MANY = 1 << 13  # rows of x, from which on nothing changes
+UP_TO = 1 << 10  # rows of x up to which each power of two has a tile; all more have that of MANY
+MANY = 1 << 13
 # What a multiprocessor makes of the matrix rate by the weights of a tile of 128 rows of x.
 EFFICIENCY = {256: 1.0, 128: 0.92, 64: 0.7, 32: 0.4}
 
@@ -60,12 +76,13 @@ def product_tile(
     rows: int, outputs: int, inputs: int, *, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> ProductTile:
     """The tile for x [rows, inputs] and weights [outputs, inputs]; the same for all rows between
-    two powers of two."""
+    two powers of two, and for all above `UP_TO`."""
     if dtype is torch.float32:
         return EXACT
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
         return ANYWHERE
-    return tile_on_hopper(min(MANY, 1 << max(6, (rows - 1).bit_length())), outputs, inputs, gated)
+    rows = 1 << max(6, (rows - 1).bit_length()) if rows <= UP_TO else MANY
+    return tile_on_hopper(rows, outputs, inputs, gated)
 
 
 @cache
@@ -86,7 +103,7 @@ def _few(rows: int, outputs: int, gated: bool) -> ProductTile:
     together = 1 if programs <= MULTIPROCESSORS else 2
     block = 128 if rows + weights <= 128 else 64
     stages = min(9, SHARED // together // ((rows + weights) * block * 2))
-    return _tile(rows, weights, block, stages, prefetch=128, warps=4 if rows == 64 else 8)
+    return _tile(rows, weights, block, stages, 4 if rows == 64 else 8, prefetch=128)
 
 
 def _many(rows: int, outputs: int) -> ProductTile:
@@ -100,4 +117,4 @@ def _many(rows: int, outputs: int) -> ProductTile:
 
     weights = max(EFFICIENCY, key=rate)
     stages = min(6, SHARED // ((128 + weights) * 128))
-    return _tile(128, weights, 64, stages, warps=8)
+    return _tile(128, weights, 64, stages, 8)

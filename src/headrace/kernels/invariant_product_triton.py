@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_math_triton import dot
+from headrace.kernels.decode_splits import multiprocessors
 from headrace.kernels.fused_math_triton import (
     activate,
     begin,
@@ -79,8 +80,10 @@ def invariant_product(
         )
     rows = tile.weights if activation is None else tile.weights // 2
     described = x.dtype is not torch.float32 and all(map(_takes_descriptor, (x, weight)))
-    token_tiles, weight_tiles = triton.cdiv(tokens, tile.tokens), triton.cdiv(outputs, rows)
-    _product_kernel[(token_tiles * weight_tiles,)](
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, rows)
+    if tile.persistent:
+        programs = min(programs, multiprocessors(x.device))
+    _product_kernel[(programs,)](
         x,
         weight,
         _tiles(x, tile.tokens, tile.block) if described else None,
@@ -100,6 +103,7 @@ def invariant_product(
         GROUP=tile.group,
         ACTIVATION=activation,
         PREFETCH=min(tile.prefetch, inputs) if pdl else 0,
+        PERSISTENT=tile.persistent,
         PDL=pdl,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -122,8 +126,8 @@ def _tiles(x: Tensor, rows: int, columns: int) -> Any:
 def _product_kernel(
     x,
     weight,
-    x_tiles,
-    weight_tiles,
+    x_blocks,
+    weight_blocks,
     bias,
     residual,
     out,
@@ -139,13 +143,63 @@ def _product_kernel(
     GROUP: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PREFETCH: tl.constexpr,
+    PERSISTENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: TOKENS rows of x, WEIGHTS rows of weights (with an activation, of gate and of
-    up), all columns."""
-    token_tile, weight_tile = _place(
-        tl.program_id(0), tl.cdiv(tokens, TOKENS), tl.cdiv(outputs, WEIGHTS), GROUP
-    )
+    """One program: tiles of the result, one or every so many-th, over all columns."""
+    token_tiles, weight_tiles = tl.cdiv(tokens, TOKENS), tl.cdiv(outputs, WEIGHTS)
+    begin(PDL)
+    if PREFETCH > 0:
+        _, weight_tile = _place(tl.program_id(0), token_tiles, weight_tiles, GROUP)
+        row = weight_tile * WEIGHTS + tl.arange(0, WEIGHTS)
+        lines = weight + tl.minimum(row, outputs - 1).to(tl.int64) * INPUTS
+        PREFETCH_PAD: tl.constexpr = triton.next_power_of_2(PREFETCH)
+        prefetch(lines, PREFETCH, PREFETCH_PAD)
+        if ACTIVATION is not None:
+            prefetch(lines + outputs.to(tl.int64) * INPUTS, PREFETCH, PREFETCH_PAD)
+    wait(PDL)
+    if PERSISTENT:
+        # Flat: the first columns of a tile come while the numbers of the one before are written.
+        tiles = token_tiles * weight_tiles
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            token_tile, weight_tile = _place(tile, token_tiles, weight_tiles, GROUP)
+            _multiply(
+                x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, x_stride,
+                residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK, STAGES,
+                ACTIVATION,
+            )  # fmt: skip
+    else:
+        token_tile, weight_tile = _place(tl.program_id(0), token_tiles, weight_tiles, GROUP)
+        _multiply(
+            x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, x_stride,
+            residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK, STAGES,
+            ACTIVATION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    x,
+    weight,
+    x_blocks,
+    weight_blocks,
+    bias,
+    residual,
+    out,
+    tokens,
+    outputs,
+    x_stride,
+    residual_stride,
+    token_tile,
+    weight_tile,
+    INPUTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """TOKENS rows of x by WEIGHTS rows of weights (with an activation, of gate and of up)."""
     first_token, first_row = token_tile * TOKENS, weight_tile * WEIGHTS
     token = first_token + tl.arange(0, TOKENS)
     row = first_row + tl.arange(0, WEIGHTS)
@@ -154,21 +208,14 @@ def _product_kernel(
     lines = weight + tl.minimum(row, outputs - 1).to(tl.int64) * INPUTS  # [WEIGHTS]
     up_lines = lines + outputs.to(tl.int64) * INPUTS
     x_lines = x + tl.minimum(token, tokens - 1).to(tl.int64) * x_stride  # [TOKENS]
-    begin(PDL)
-    if PREFETCH > 0:
-        PREFETCH_PAD: tl.constexpr = triton.next_power_of_2(PREFETCH)
-        prefetch(lines, PREFETCH, PREFETCH_PAD)
-        if ACTIVATION is not None:
-            prefetch(up_lines, PREFETCH, PREFETCH_PAD)
-    wait(PDL)
     sums = tl.zeros([TOKENS, WEIGHTS], tl.float32)
     up_sums = sums
     for column in tl.range(0, INPUTS, BLOCK, num_stages=STAGES):
-        value = _tile(x_tiles, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
-        matrix = _tile(weight_tiles, lines, first_row, column, INPUTS, BLOCK)
+        value = _tile(x_blocks, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
+        matrix = _tile(weight_blocks, lines, first_row, column, INPUTS, BLOCK)
         sums = dot(value, matrix.T, sums)
         if ACTIVATION is not None:
-            matrix = _tile(weight_tiles, up_lines, outputs + first_row, column, INPUTS, BLOCK)
+            matrix = _tile(weight_blocks, up_lines, outputs + first_row, column, INPUTS, BLOCK)
             up_sums = dot(value, matrix.T, up_sums)
     if bias is not None:
         sums += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)[None, :]
