@@ -119,6 +119,8 @@ def symbolic_scheduler(
     overlap: bool = False,
     prefix_cache: bool = True,
     retract_every: int = 0,
+    kv_canary: str = "off",
+    sweep_interval: int = 0,
 ) -> Scheduler:
     """A scheduler over the symbolic model with a pool of so many usable pages."""
     config = EngineConfig(
@@ -130,6 +132,8 @@ def symbolic_scheduler(
         chunked_prefill_size=chunk,
         enable_prefix_cache=prefix_cache,
         enable_overlap=overlap,
+        kv_canary=kv_canary,
+        kv_canary_sweep_interval=sweep_interval,
     )
     persona = Persona(traits=_traits())
     plan = resolve(config, persona, assumed_hardware("cpu"), checkpoint=CheckpointFacts())

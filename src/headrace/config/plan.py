@@ -34,8 +34,8 @@ class Plan:
     prefill_attention: Decision[str]
     decode_attention: Decision[str]
     decode_graph: Decision[str | tuple[int, ...]]
-    prefill_graph: Decision[str]
     hidden_state_layers: Decision[tuple[int, ...]]
+    prefill_graph: Decision[str]
     cpu_graph: Decision[str]
     routed_experts: Decision[bool]
     expert_distribution: Decision[str]
@@ -47,6 +47,9 @@ class Plan:
     mem_fraction: Decision[float]
     max_total_tokens: Decision[int | None]
     window_pool: Decision[str]
+    kv_canary: Decision[str]
+    kv_canary_real_data: Decision[str]
+    kv_canary_sweep_interval: Decision[int]
     numeric_canary: Decision[int]
 
     def __iter__(self) -> Iterator[Decision[Any]]:

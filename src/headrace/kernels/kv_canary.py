@@ -133,11 +133,17 @@ def begin_step(
 
 
 def end_step(
-    step: CanaryStep, records: CanaryRecords, report: CanaryReport, *, group: int = 0
+    step: CanaryStep,
+    records: CanaryRecords,
+    report: CanaryReport,
+    *,
+    group: int = 0,
+    stage: int = AFTER,
 ) -> None:
     """After the model: check records, keys and values, and take the fingerprints of new tokens.
 
     `ends` and `inputs` of the report are written for the sequences and tokens of the step.
+    A sweep is this alone, with no new tokens.
     """
     report.ends[: len(step.seq_lens)] = 0
     history, new = _places(step)
@@ -148,14 +154,14 @@ def end_step(
         expected = torch.where(changed & (kinds == 0), records.prints[slots], expected)
         found = torch.where(changed & (kinds == 0), prints, found)
         kinds = kinds + DATA * changed
-    _append(report, kinds, AFTER, group, history, slots, expected, found)
+    _append(report, kinds, stage, group, history, slots, expected, found)
     kinds, expected, found, slots = _records_found(step, records, *new)
     token = new[2]
     ids, stamped = step.input_ids[token] & LOW_WORD, records.marks[slots] & LOW_WORD
     other = ids != stamped
     expected = torch.where(other & (kinds == 0), ids, expected)
     found = torch.where(other & (kinds == 0), stamped, found)
-    _append(report, kinds + TOKEN * other, AFTER, group, new, slots, expected, found)
+    _append(report, kinds + TOKEN * other, stage, group, new, slots, expected, found)
     if records.prints is not None:
         records.prints[slots] = fingerprints(records, slots)
     report.inputs[0, token] = ids.int()

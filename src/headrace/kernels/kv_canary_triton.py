@@ -27,7 +27,6 @@ _POSITION = tl.constexpr(kv_canary.POSITION)
 _TOKEN = tl.constexpr(kv_canary.TOKEN)
 _DATA = tl.constexpr(kv_canary.DATA)
 _BEFORE = tl.constexpr(kv_canary.BEFORE)
-_AFTER = tl.constexpr(kv_canary.AFTER)
 _HEAD = tl.constexpr(kv_canary.HEAD)
 _FIELDS = tl.constexpr(len(kv_canary.FIELDS))
 _LOW_WORD = tl.constexpr(kv_canary.LOW_WORD)
@@ -75,7 +74,12 @@ def begin_step(
 
 
 def end_step(
-    step: CanaryStep, records: CanaryRecords, report: CanaryReport, *, group: int = 0
+    step: CanaryStep,
+    records: CanaryRecords,
+    report: CanaryReport,
+    *,
+    group: int = 0,
+    stage: int = kv_canary.AFTER,
 ) -> None:
     """`kv_canary.end_step`.
 
@@ -109,6 +113,7 @@ def end_step(
         report.ends,
         report.inputs,
         report.inputs.stride(0),
+        stage,
         CAPACITY=report.ring.shape[0],
         GROUP=group,
         PAGE=step.page_size,
@@ -300,7 +305,7 @@ def _before_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "slots", "inputs_stride"],
+    do_not_specialize=["table_stride", "slots", "inputs_stride", "stage"],
     do_not_specialize_on_alignment=_UNALIGNED,
 )
 def _after_kernel(
@@ -324,6 +329,7 @@ def _after_kernel(
     ends,
     inputs,
     inputs_stride,
+    stage,
     CAPACITY: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
@@ -409,7 +415,7 @@ def _after_kernel(
             ring,
             count,
             kinds,
-            _AFTER,
+            stage,
             place,
             position,
             slot,

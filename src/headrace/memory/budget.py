@@ -23,8 +23,9 @@ class KvBudget:
     """The KV pool that fits.
 
     `pages` counts the padding page: it is the `num_pages` of pools and allocator. `tokens` is what
-    sequences can use, so `(pages - 1) * page_size`. `bytes` is that of all pages. `reason` says
-    what set the size, with its numbers. `lines` is the table; `str` prints it.
+    sequences can use, so `(pages - 1) * page_size`. `bytes` is that of all pages, what lies beside
+    them included. `reason` says what set the size, with its numbers. `lines` is the table; `str`
+    prints it.
     """
 
     tokens: int
@@ -45,6 +46,7 @@ def plan_kv_tokens(
     cap_tokens: int | None = None,
     *,
     asked: bool = False,
+    canary_per_token: int = 0,
 ) -> KvBudget:
     """The largest KV pool that leaves room for everything fixed.
 
@@ -55,12 +57,14 @@ def plan_kv_tokens(
         page_size: tokens a page.
         cap_tokens: no more tokens than this, rounded up to whole pages; `None`: no limit.
         asked: `cap_tokens` was asked for, so fewer will not do.
+        canary_per_token: bytes of the KV canary's records beside each token.
 
     Raises:
         CapacityError: not even one page besides the padding page fits, or fewer tokens than asked;
             with all numbers.
     """
     fixed_bytes = sum(fixed.values())
+    kv_per_token, per_token = per_token, per_token + canary_per_token
     page_bytes = per_token * page_size
     spare = free_bytes - fixed_bytes
     fitting = spare // page_bytes - 1  # the padding page takes one
@@ -94,7 +98,7 @@ def plan_kv_tokens(
         pages=usable + 1,
         bytes=pool_bytes,
         reason=reason,
-        lines=tuple(_lines(free_bytes, fixed, usable, page_size, per_token, pool_bytes)),
+        lines=tuple(_lines(free_bytes, fixed, usable, page_size, kv_per_token, canary_per_token)),
     )
 
 
@@ -104,8 +108,10 @@ def _lines(
     usable_pages: int,
     page_size: int,
     per_token: int,
-    pool_bytes: int,
+    canary_per_token: int,
 ) -> Iterator[BudgetLine]:
+    pool_tokens = (usable_pages + 1) * page_size
+    pool_bytes, canary_bytes = pool_tokens * per_token, pool_tokens * canary_per_token
     yield spendable_line(free_bytes)
     for name, count in fixed.items():
         yield BudgetLine(name=name, bytes=count)
@@ -115,9 +121,12 @@ def _lines(
         note=f"{usable_pages * page_size:,} tokens x {per_token:,} bytes, "
         f"{usable_pages:,} + 1 pages of {page_size}",
     )
+    if canary_bytes:
+        note = f"{canary_per_token:,} bytes beside each of them"
+        yield BudgetLine(name="kv canary", bytes=canary_bytes, note=note)
     yield BudgetLine(
         name="left",
-        bytes=free_bytes - sum(fixed.values()) - pool_bytes,
+        bytes=free_bytes - sum(fixed.values()) - pool_bytes - canary_bytes,
         note="no further page fits, or none is wanted",
     )
 

@@ -15,7 +15,8 @@ class MHATokenToKVPool:
     A layer is named by its index within the pool, so the layers of a group need not follow each
     other in the model. Page 0 is the padding page: padding writes into it, no live row reads it.
     The addresses never change. The layout (pages of whole heads) is that of PagedAttention
-    (Kwon et al., 2023) as the paged kernels of today take it.
+    (Kwon et al., 2023) as the paged kernels of today take it. `keys` and `values` are those of all
+    layers, [L, P, page, K, D] and [L, P, page, K, Dv].
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class MHATokenToKVPool:
         self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
         self.dtype = dtype
         pages = (num_layers, num_pages, page_size, num_kv_heads)
-        keys = arena.allocate("kv", (*pages, head_dim), dtype, zero=False)
-        values = arena.allocate("kv", (*pages, v_head_dim), dtype, zero=False)
-        self._layers = tuple(zip(keys, values, strict=True))  # [P, page, K, D], [P, page, K, Dv]
+        self.keys = arena.allocate("kv", (*pages, head_dim), dtype, zero=False)
+        self.values = arena.allocate("kv", (*pages, v_head_dim), dtype, zero=False)
+        # [P, page, K, D], [P, page, K, Dv]
+        self._layers = tuple(zip(self.keys, self.values, strict=True))
         self._slots = tuple((k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers)
 
     @staticmethod

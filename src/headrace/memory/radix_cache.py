@@ -10,7 +10,7 @@ it reads, and a locked node and all its ancestors stay.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import ne
@@ -39,7 +39,8 @@ class RadixNode:
     """A run of pages that every holder of the node reads, and the handle that sequences lock.
 
     `tokens` and `pages` are the node's own run only: `len(tokens) == len(pages) * page_size`.
-    `locks` counts the locks of this node and of all its descendants.
+    `locks` counts the locks of this node and of all its descendants. A condemned node is matched by
+    nobody any more, nor is what hangs below it; it goes when its last lock does.
     """
 
     key: CacheKey | None  # None: the root
@@ -51,6 +52,7 @@ class RadixNode:
     children: dict[EdgeKey, "RadixNode"] = field(default_factory=dict)
     locks: int = 0
     is_queued: bool = False
+    is_condemned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,8 @@ class RadixCache:
         """
         node, start = self.root, 0
         while child := node.children.get((key, tokens[start : start + self.page_size])):
+            if child.is_condemned:
+                return
             shared = self._shared_pages(child, tokens, start)
             is_whole = shared == len(child.pages)
             yield child, shared
@@ -187,9 +191,11 @@ class RadixCache:
                 f"{len(tokens)} tokens do not fill {len(pages)} pages of {self.page_size}"
             )
         node, held = self._walk(key, tokens)
-        fresh = tuple(pages[len(held) :])
+        rest, fresh = tokens[len(held) * self.page_size :], tuple(pages[len(held) :])
+        if (key, rest[: self.page_size]) in node.children:
+            fresh = ()  # the place is that of a condemned node until it goes
         if fresh:
-            node = self._add_leaf(key, node, tokens[len(held) * self.page_size :], fresh)
+            node = self._add_leaf(key, node, rest, fresh)
         known = (mine for mine, theirs in zip(pages, held, strict=False) if mine == theirs)
         return InsertResult(node=node, owned=frozenset((*known, *fresh)))
 
@@ -216,6 +222,7 @@ class RadixCache:
             key=node.key, tokens=node.tokens[:cut], pages=node.pages[:num_pages], parent=parent
         )
         upper.last_used, upper.locks = node.last_used, node.locks
+        upper.is_condemned = node.is_condemned
         parent.children[self._edge(upper)] = upper
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[num_pages:], upper
         upper.children[self._edge(node)] = node
@@ -232,6 +239,7 @@ class RadixCache:
 
     def unlock(self, node: RadixNode) -> None:
         """Take back one `lock` of this node."""
+        gone = []
         for above in self._to_root(node):
             if above.locks == 0:
                 raise AssertionError(f"the node of pages {above.pages[:4]} is not locked")
@@ -239,6 +247,10 @@ class RadixCache:
             if above.locks == 0:
                 self._evictable_pages += len(above.pages)
                 self._queue_if_evictable(above)
+                if above.is_condemned:
+                    gone.append(above)
+        if gone:
+            self._remove_unlocked(gone[-1:])  # the highest of them, with what hangs below it
 
     def _to_root(self, node: RadixNode) -> Iterator[RadixNode]:
         while node is not self.root:
@@ -274,6 +286,40 @@ class RadixCache:
     def clear(self) -> int:
         """Give back everything unlocked; return the number of pages."""
         return self._remove_unlocked(self.root.children.values())
+
+    def condemn(self, pages: Collection[int]) -> int:
+        """Let nobody match these pages any more, nor what follows them; return how many are held.
+
+        They are given back at once where no sequence reads them, else when the last one is done.
+        """
+        count = 0
+        for node in tuple(self.nodes()):
+            first = next((at for at, page in enumerate(node.pages) if page in pages), None)
+            is_removed = node.parent is None
+            if first is None or is_removed or node.is_condemned:
+                continue
+            count += sum(page in pages for page in node.pages)
+            if first:
+                self._split(node, first)
+            node.is_condemned = True
+            if not node.locks:
+                self._remove_unlocked([node])
+        return count
+
+    def held_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Every page that can be matched: the page before it, the page, its index in the sequence.
+
+        The first page of a sequence has itself before it.
+        """
+        ahead = [(node, 0, 0) for node in self.root.children.values()]
+        while ahead:
+            node, before, index = ahead.pop()
+            if node.is_condemned:
+                continue
+            for page in node.pages:
+                yield before or page, page, index
+                before, index = page, index + 1
+            ahead += [(child, before, index) for child in node.children.values()]
 
     def _remove_unlocked(self, tops: Iterable[RadixNode]) -> int:
         parents_first = list(self._subtree(tops))

@@ -34,6 +34,7 @@ from headrace.models.decoder import CausalDecoder
 from headrace.runner.cpu_graph_choice import read_gains
 from headrace.runner.detect import detect
 from headrace.runner.memory_table import (
+    canary_bytes_per_token,
     fixed_bytes,
     kv_bytes_per_token,
     kv_token_cap,
@@ -182,4 +183,5 @@ def joint_budget(settled: Settled, graph_bytes: Mapping[str, int]) -> KvBudget:
         plan.page_size.value,
         kv_token_cap(plan),
         asked=plan.max_total_tokens.asked,
+        canary_per_token=canary_bytes_per_token(traits, plan),
     )

@@ -21,6 +21,7 @@ from headrace.memory.budget import (
     spendable_line,
     useful_tokens,
 )
+from headrace.observers.kv_canary import record_bytes
 from headrace.runner.expert_choice import OFF
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -120,6 +121,13 @@ def kv_bytes_per_token(traits: ModelTraits, dtype: str) -> int:
     return sum(group_bytes_per_token(traits, group, dtype) for group in traits.kv_groups)
 
 
+def canary_bytes_per_token(traits: ModelTraits, plan: Plan) -> int:
+    """Bytes of the KV canary's records beside each place of the pools."""
+    if plan.kv_canary.value == OFF:
+        return 0
+    return record_bytes(len(traits.kv_groups), plan.kv_canary_real_data.value)
+
+
 def group_bytes_per_token(traits: ModelTraits, group: KvGroupTraits, dtype: str) -> int:
     """Bytes one token takes in the pool of one group."""
     attention = traits.attention
@@ -158,12 +166,12 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         "activations": tokens * width * ITEM_BYTES[plan.dtype.value],
         "logits": rows * traits.vocab_size * 4 * 3,  # raw, processed, probabilities
     }
-    if plan.numeric_canary.value:
-        copies = 3 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)  # before, ours, theirs
     sizes, layers = plan.decode_graph.value, plan.hidden_state_layers.value
     if layers and not isinstance(sizes, str):
         states = len(layers) * sizes[-1] * traits.hidden_size
         bytes_by_name["hidden states of graphs"] = states * ITEM_BYTES[plan.dtype.value]
+    if plan.numeric_canary.value:
+        copies = 3 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)  # before, ours, theirs
         a_token = copies + width * ITEM_BYTES[plan.dtype.value]
         bytes_by_name["numeric canary"] = (
             canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 2
@@ -241,6 +249,7 @@ def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTabl
             plan.page_size.value,
             cap,
             asked=plan.max_total_tokens.asked,
+            canary_per_token=canary_bytes_per_token(traits, plan),
         )
     except CapacityError as error:
         lines = (

@@ -45,8 +45,10 @@ from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
+from headrace.observers.kv_canary import KvCanary
 from headrace.observers.step_observer import ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
+from headrace.runner.kv_canary_choice import build_kv_canary
 from headrace.runner.observing import (
     ExpertWatch,
     build_observers,
@@ -87,6 +89,7 @@ class ModelRunner:
     rows: Rows
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool: MHATokenToKVPool
+    kv_canary: KvCanary | None
     kv_budget: KvBudget
     backends: dict[str, AttentionBackend]
     paths: ForwardPaths
@@ -189,6 +192,7 @@ class ModelRunner:
             mixture.tap = None
         del self.selector, self.paths, self.backends, self.observers, self.expert_watch
         del self.rows, self.kernel_sampler, self.req_to_token_pool, self.token_to_kv_pool
+        del self.kv_canary
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -215,6 +219,7 @@ class ModelRunner:
             v_head_dim=traits.attention.v_head_dim,
             dtype=self.kv_dtype,
         )
+        self.kv_canary = build_kv_canary(plan, traits, self.token_to_kv_pool, self.arena)
         self.req_to_token_pool = ReqToTokenPool(
             self.arena,
             num_rows=num_rows,
@@ -273,6 +278,7 @@ class ModelRunner:
                 tables=self.page_tables,
                 dtype=self.dtype,
                 experts=self.expert_watch,
+                kv_canary=self.kv_canary,
             )
 
     def make_paths(self, plan: Plan) -> ForwardPaths:
@@ -284,7 +290,7 @@ class ModelRunner:
             tables=self.page_tables,
             backends=self.backends,
             dtype=self.dtype,
-            taps=build_taps(plan, self.expert_watch),
+            taps=build_taps(self.expert_watch, self.kv_canary),
         ).build()
 
     @property
@@ -368,16 +374,19 @@ class ModelRunner:
             reinit_attention_backend: another batch ran since the last part.
         """
         assert isinstance(choice.path, SplitPrefill), "it began so"
-        output = choice.path.advance(
-            forward, layers, reinit_attention_backend=reinit_attention_backend
-        )
+        run = ForwardRun(batch=forward.batch, path=choice.path.name, bucket=choice.bucket)
+        with self.observers.around(run) as evidence:
+            output = choice.path.advance(
+                forward, layers, reinit_attention_backend=reinit_attention_backend
+            )
         if output is None:
             return None
         return ModelRunnerOutput(
             logits_output=output,
-            path=choice.path.name,
-            bucket=choice.bucket,
+            path=run.path,
+            bucket=run.bucket,
             refused=choice.refused,
+            evidence=evidence.tensors,
         )
 
     @torch.inference_mode()

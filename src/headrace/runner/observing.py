@@ -11,9 +11,10 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.plan import Plan
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.expert_distribution import ExpertCounter, ExpertDistribution
+from headrace.observers.kv_canary import KvCanary
 from headrace.observers.routing import Allocate, RoutedExperts, RoutingBuffer
 from headrace.observers.step_observer import Observers, StepObserver
-from headrace.observers.tap import NO_TAPS, Taps
+from headrace.observers.tap import NO_TAPS, ForwardTap, Taps
 from headrace.runner.expert_choice import OFF
 from headrace.runner.memory_table import canary_tokens, keeps_routing, routing_tokens
 
@@ -28,9 +29,10 @@ class ExpertWatch:
 
 def watch_experts(plan: Plan, model: CausalDecoder, allocate: Allocate) -> ExpertWatch | None:
     """Have the layers write down their choice, if the plan has it; before paths are made."""
-    moe, layers = model.traits.moe, model.moe_layers()
-    if moe is None or not keeps_routing(plan):
+    if not keeps_routing(plan):
         return None
+    moe, layers = model.traits.moe, model.moe_layers()
+    assert moe is not None, "the plan refuses to keep the choice of experts that are not there"
     tokens, count = routing_tokens(plan), len(layers)
     buffer = RoutingBuffer(tokens, count, moe.num_experts_per_tok, allocate)
     for layer in layers:
@@ -41,11 +43,12 @@ def watch_experts(plan: Plan, model: CausalDecoder, allocate: Allocate) -> Exper
     return ExpertWatch(buffer=buffer, counter=counter)
 
 
-def build_taps(plan: Plan, experts: ExpertWatch | None) -> Taps:
+def build_taps(experts: ExpertWatch | None, kv_canary: KvCanary | None) -> Taps:
     """Device work around every forward."""
+    taps: list[ForwardTap] = [] if kv_canary is None else [kv_canary]
     if experts is not None and experts.counter is not None:
-        return Taps([experts.counter])
-    return NO_TAPS
+        taps.append(experts.counter)
+    return Taps(taps) if taps else NO_TAPS
 
 
 def build_observers(
@@ -57,6 +60,7 @@ def build_observers(
     tables: Mapping[str, Tensor],
     dtype: torch.dtype,
     experts: ExpertWatch | None,
+    kv_canary: KvCanary | None,
 ) -> Observers:
     """Contexts of the host around every forward.
 
@@ -64,7 +68,7 @@ def build_observers(
         model: its layers are bound. rows: the columns. tables: page table of each KV group.
         dtype: of the model.
     """
-    members: list[StepObserver] = []
+    members: list[StepObserver] = [] if kv_canary is None else [kv_canary]
     if plan.numeric_canary.value:
         # imported where asked for: without observers a runner has none of their code
         from headrace.observers.numeric_canary import NumericCanary

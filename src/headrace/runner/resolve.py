@@ -21,6 +21,12 @@ from headrace.runner.expert_choice import (
     choose_routed_experts,
     expert_conflicts,
 )
+from headrace.runner.kv_canary_choice import (
+    choose_kv_canary,
+    choose_real_data,
+    choose_sweep_interval,
+    kv_canary_conflicts,
+)
 from headrace.runner.prefill_graph_choice import choose_prefill_graph
 
 __all__ = ["CheckpointFacts", "resolve"]
@@ -80,6 +86,7 @@ def resolve(
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
+        hidden_state_layers=hidden_state_choice.layers(config, traits),
         prefill_graph=choose_prefill_graph(config, hardware, traits),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         routed_experts=choose_routed_experts(config),
@@ -88,11 +95,13 @@ def resolve(
         overlap=choices.overlap(config, hardware),
         chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
         split_prefill_layers=choices.split_prefill_layers(config, traits),
-        hidden_state_layers=hidden_state_choice.layers(config, traits),
         max_running_requests=running,
         mem_fraction=choices.mem_fraction(config, hardware),
         max_total_tokens=choices.max_total_tokens(config, hardware),
         window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
+        kv_canary=choose_kv_canary(config),
+        kv_canary_real_data=choose_real_data(config),
+        kv_canary_sweep_interval=choose_sweep_interval(config),
         numeric_canary=choices.numeric_canary(config),
     )
 
@@ -106,8 +115,9 @@ def _conflicts(
 ) -> Iterator[str]:
     """Why asks cannot be honoured, each with its remedy."""
     yield from _device_conflicts(config, hardware)
-    yield from hidden_state_choice.conflicts(config, traits, hardware)
     yield from _capture_conflicts(config, hardware)
+    yield from hidden_state_choice.conflicts(config, traits, hardware)
+    yield from kv_canary_conflicts(config, traits, hardware, dtype)
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)
     yield from _attention_conflicts(config)

@@ -3,7 +3,7 @@
 Every page is in exactly one place: free, in the radix tree, or owned by one sequence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from headrace.memory.integrity import check_integrity
 from headrace.memory.page_allocator import PageAllocator
@@ -32,6 +32,7 @@ class PageKeeper:
         self.allocator = PageAllocator(num_pages)
         self.cache = RadixCache(page_size, self.allocator)
         self.weights_version = 0
+        self.suspect: set[int] = set()  # pages that hold what they should not, until taken anew
         self.queried_tokens = self.hit_tokens = 0  # of prompts when they are first admitted
 
     @property
@@ -96,6 +97,11 @@ class PageKeeper:
             return
         whole = sequence.computed // self.page_size
         pages = sequence.pages[:whole]
+        if self.suspect:
+            sound = next((at for at, page in enumerate(pages) if page in self.suspect), whole)
+            if any(page not in sequence.owned for page in pages[sound:]):
+                return  # it reads pages of the tree behind the suspect one, so its lock stays
+            whole, pages = sound, pages[:sound]
         if not any(page in sequence.owned for page in pages):
             return
         tokens = sequence.tokens[: whole * self.page_size]
@@ -105,6 +111,12 @@ class PageKeeper:
         assert sequence.node is not None, "a sequence with a row holds a lock"
         self.cache.unlock(sequence.node)
         sequence.node = result.node
+
+    def distrust(self, pages: Collection[int]) -> None:
+        """Keep pages out of the prefix cache until they are written anew, and take them out of it
+        where they are in it, with what follows them."""
+        self.suspect.update(pages)
+        self.cache.condemn(pages)
 
     def release(self, sequence: Sequence) -> None:
         """Take row and pages back; no launched step may name them any more."""
@@ -146,7 +158,10 @@ class PageKeeper:
         missing = count - self.allocator.available
         if missing > 0:
             self.cache.evict(missing)
-        return self.allocator.allocate(count)
+        pages = self.allocator.allocate(count)
+        if self.suspect and pages:
+            self.suspect.difference_update(pages)
+        return pages
 
     def _can_give(self, count: int) -> bool:
         return self.allocator.available + self.cache.evictable_pages >= count

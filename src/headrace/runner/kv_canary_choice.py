@@ -1,0 +1,101 @@
+"""Whether a runner keeps a KV canary, what that takes, and the canary itself."""
+
+from collections.abc import Iterator
+
+from headrace.base.decision import Decision
+from headrace.config.engine_config import EngineConfig
+from headrace.config.hardware import Hardware
+from headrace.config.persona import ModelTraits
+from headrace.config.plan import Plan
+from headrace.memory.arena import Arena
+from headrace.memory.kv_pool import MHATokenToKVPool
+from headrace.observers.kv_canary import WORD_BYTES, KvCanary
+from headrace.runner.expert_choice import OFF
+from headrace.runner.memory_table import ITEM_BYTES
+
+ALL = "all"
+DEFAULT_REAL_DATA = "partial"
+
+
+def choose_kv_canary(config: EngineConfig) -> Decision[str]:
+    """off, log or raise."""
+    name, mode = "kv_canary", config.kv_canary
+    if mode == OFF:
+        return Decision(name=name, value=OFF, reason="no records are kept beside the KV pool")
+    end = "what is wrong is logged"
+    if mode == "raise":
+        end = "sequences that read what is not theirs end with an error"
+    reason = f"every step checks that sequences read their own KV; {end}"
+    return Decision(name=name, value=mode, reason=reason, asked=True)
+
+
+def choose_real_data(config: EngineConfig) -> Decision[str]:
+    """How much of keys and values is looked at: off, partial or all."""
+    name, value = "kv_canary_real_data", config.kv_canary_real_data
+    if config.kv_canary == OFF:
+        return Decision(name=name, value=OFF, reason="there is no KV canary")
+    reason = {
+        OFF: "records alone are checked",
+        DEFAULT_REAL_DATA: "16 bytes of a token's keys and of its values in every layer",
+        ALL: "every step reads all keys and values of its sequences once more",
+    }[value]
+    return Decision(name=name, value=value, reason=reason, asked=value != DEFAULT_REAL_DATA)
+
+
+def choose_sweep_interval(config: EngineConfig) -> Decision[int]:
+    """Steps from one check of the whole prefix cache to the next; 0: never."""
+    name, every = "kv_canary_sweep_interval", config.kv_canary_sweep_interval
+    if not every:
+        return Decision(name=name, value=0, reason="cached pages are checked when they are read")
+    reason = f"every {every} steps all pages of the prefix cache are checked"
+    return Decision(name=name, value=every, reason=reason, asked=True)
+
+
+def kv_canary_conflicts(
+    config: EngineConfig, traits: ModelTraits, hardware: Hardware, dtype: str
+) -> Iterator[str]:
+    """Why the canary that was asked for cannot be."""
+    if config.kv_canary == OFF:
+        if config.kv_canary_real_data != DEFAULT_REAL_DATA:
+            yield (
+                f"kv_canary_real_data {config.kv_canary_real_data} was asked, and kv_canary is off "
+                "(ask for kv_canary log or raise)"
+            )
+        if config.kv_canary_sweep_interval:
+            yield (
+                f"kv_canary_sweep_interval {config.kv_canary_sweep_interval} was asked, and "
+                "kv_canary is off (ask for kv_canary log or raise)"
+            )
+        return
+    if hardware.platform != "cpu" and "triton" not in hardware.packages:
+        yield (
+            f"kv_canary {config.kv_canary} was asked, and its kernels on a GPU need triton "
+            "(pip install 'headrace[cuda]', or leave kv_canary off)"
+        )
+    attention = traits.attention
+    for size in (attention.head_dim, attention.v_head_dim):
+        if attention.num_kv_heads * size * ITEM_BYTES[dtype] % WORD_BYTES:
+            yield (
+                f"kv_canary {config.kv_canary} was asked, and a token has {attention.num_kv_heads} "
+                f"x {size} numbers of {dtype} in a layer, which are no whole words of "
+                f"{WORD_BYTES} bytes (ask for dtype float32, or leave kv_canary off)"
+            )
+            return
+
+
+def build_kv_canary(
+    plan: Plan, traits: ModelTraits, pool: MHATokenToKVPool, arena: Arena
+) -> KvCanary | None:
+    """The canary of a pool; `None` where the plan has none."""
+    if plan.kv_canary.value == OFF:
+        return None
+    rows = plan.max_running_requests.value
+    most = plan.chunked_prefill_size.value + rows
+    return KvCanary(
+        arena,
+        pool,
+        {group.name: group.layers for group in traits.kv_groups},
+        real_data=plan.kv_canary_real_data.value,
+        max_sequences=rows + -(-most // plan.max_model_len.value) + 1,
+        max_tokens=most,
+    )
