@@ -38,7 +38,12 @@ class HiddenStateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRequest:
-    """Side outputs asked of one forward; the default asks for none."""
+    """Side outputs asked of one forward; the default asks for none.
+
+    Attributes:
+        routed_experts: [M] int64, places among the T tokens whose experts are wanted.
+    """
 
     prompt_logprobs: PromptLogprobRequest | None = None
     hidden: HiddenStateRequest | None = None
+    routed_experts: Tensor | None = None

@@ -100,4 +100,5 @@ def merged(deltas: list[Delta]) -> Delta:
         queue_seconds=last.queue_seconds,
         embedding=last.embedding,
         hidden_states=last.hidden_states,
+        routed_experts=last.routed_experts,
     )

@@ -21,6 +21,7 @@ from headrace.engine.prompts import (
     check_allowed,
     check_end_tokens,
     check_params,
+    check_routing,
     check_structured,
     default_params,
     prompt_token_ids,
@@ -127,7 +128,9 @@ class Engine:
         if params.logit_bias:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
-        params.state_layers(self.settled.persona.traits.num_layers)
+        traits, plan = self.settled.persona.traits, self.settled.plan
+        params.state_layers(traits.num_layers)
+        check_routing(params, traits, is_kept=plan.routed_experts.value)
         ends = stop_ids(params, self.eos_token_ids)
         check_allowed(params, ends)
         check_structured(params, self.tokenizer, ends)

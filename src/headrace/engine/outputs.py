@@ -22,6 +22,10 @@ class CompletionOutput:
         paths: forward paths its steps took, run-length: [(path, steps), ...].
         hidden_states: those that were asked, of an abort or error what there was; `None` when not
             asked.
+        routed_experts: [rows, layers with experts, k] int32, numbers of the experts of every token
+            from the prompt's first on, that with the largest weight first. The last output token
+            has no row, since it was never read. Of an abort or error what there was; `None` when
+            not asked.
     """
 
     index: int
@@ -33,6 +37,7 @@ class CompletionOutput:
     paths: list[tuple[str, int]]
     message: str = ""
     hidden_states: TokenStates | None = None
+    routed_experts: NDArray[np.int32] | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -52,7 +57,7 @@ class RequestOutput:
             were given.
         prompt_logprobs: an entry per prompt token, the first `None`; `None` when not asked.
         cached_tokens: prompt tokens taken from the prefix cache.
-        paths, hidden_states: those of the first continuation.
+        paths, hidden_states, routed_experts: those of the first continuation.
         finished: always true; the continuations say how they ended.
     """
 
@@ -62,7 +67,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     cached_tokens: int
-    routed_experts: None = None
 
     @property
     def finished(self) -> bool:
@@ -75,6 +79,10 @@ class RequestOutput:
     @property
     def hidden_states(self) -> TokenStates | None:
         return self.outputs[0].hidden_states
+
+    @property
+    def routed_experts(self) -> NDArray[np.int32] | None:
+        return self.outputs[0].routed_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +112,10 @@ class EmbeddingOutput:
 class Piece:
     """New output of one continuation since the piece before.
 
-    `finish_reason` and `hidden_states`, of all positions, are set on the last piece only,
-    `prompt_logprobs` on the first one of the first continuation, `embedding` on the one piece of a
-    request for that; `text` may be empty while characters or stop strings are incomplete.
+    `finish_reason`, `hidden_states` and `routed_experts`, of all positions, are set on the last
+    piece only, `prompt_logprobs` on the first one of the first continuation, `embedding` on the one
+    piece of a request for that; `text` may be empty while characters or stop strings are
+    incomplete.
     """
 
     index: int
@@ -119,3 +128,4 @@ class Piece:
     message: str = ""
     embedding: NDArray[np.float32] | None = None
     hidden_states: TokenStates | None = None
+    routed_experts: NDArray[np.int32] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.base.errors import CheckpointError, RequestError
 from headrace.batch.rows import MAX_ROW_STOP_IDS
+from headrace.config.persona import ModelTraits
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.grammar_xgrammar import checked_form, require_xgrammar
@@ -75,11 +76,20 @@ def check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
                 f"{NO_TOKENIZER}, and {name} works on text",
                 remedy="Use stop_token_ids or logit_bias",
             )
-    for name in ("return_routed_experts",):
-        if getattr(params, name):
-            raise RequestError(
-                f"{name} is not supported", why="this version returns tokens and logprobs only"
-            )
+
+
+def check_routing(params: SamplingParams, traits: ModelTraits, *, is_kept: bool) -> None:
+    """Raise `RequestError` for experts that nobody kept; `is_kept`: since the start."""
+    if not params.return_routed_experts or is_kept:
+        return
+    what = "return_routed_experts cannot be honoured"
+    if not traits.moe_layers:
+        raise RequestError(what, why=f"the model, a {traits.family}, has no experts")
+    raise RequestError(
+        what,
+        why="the choice of experts is kept from the start or not at all, since graphs record it",
+        remedy="Start the engine with enable_return_routed_experts",
+    )
 
 
 def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords | None:

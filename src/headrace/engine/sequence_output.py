@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from headrace.engine.outputs import CompletionOutput, Piece
 from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.text.output_text import OutputText
 
@@ -36,6 +37,7 @@ class SequenceOutput:
         self.ending: Finished | None = None
         self.vector: NDArray[np.float32] | None = None
         self.states: TokenStates | None = None
+        self.routing: NDArray[np.int32] | None = None
         self._text, self._hidden_ids = text, hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
@@ -60,6 +62,10 @@ class SequenceOutput:
 
     def hidden_states(self, states: PackedStates) -> None:
         self.states = TokenStates(states)
+
+    def routed_experts(self, routing: PackedRouting) -> None:
+        ids = np.frombuffer(routing.data, dtype="<i4")
+        self.routing = ids.reshape(routing.rows, routing.layers, routing.chosen)
 
     def finished(self, ending: Finished) -> None:
         assert self.ending is None, "a sequence ends once"
@@ -93,6 +99,7 @@ class SequenceOutput:
             message=ending.message if ending else "",
             embedding=self.vector,
             hidden_states=self.states,
+            routed_experts=self.routing,
         )
 
     def output(self, paths: list[tuple[str, int]]) -> CompletionOutput:
@@ -107,4 +114,5 @@ class SequenceOutput:
             paths=paths,
             message=self.ending.message,
             hidden_states=self.states,
+            routed_experts=self.routing,
         )

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from headrace.batch.forward_batch import ForwardBatch
 from headrace.observers.step_observer import Evidence, ForwardRun
 
 NAME = "routed_experts"
@@ -41,14 +40,9 @@ class RoutedExperts:
     @contextmanager
     def around(self, run: ForwardRun, evidence: Evidence) -> Iterator[None]:
         yield
-        tokens = routed_tokens(run.batch)
+        tokens = run.batch.side.routed_experts
         if tokens is not None:
             evidence.tensors[NAME] = self._buffer.ids.index_select(0, tokens)  # [M, L, k]
 
     def take(self, host: Mapping[str, Tensor]) -> None:
         """The scheduler takes them, who knows whose they are."""
-
-
-def routed_tokens(batch: ForwardBatch) -> Tensor | None:
-    """[M] int64, places among the tokens whose experts are asked."""
-    return None

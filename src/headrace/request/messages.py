@@ -159,6 +159,8 @@ class Delta(msgspec.Struct, array_like=True):
             `None` for one that never ran.
         embedding: float32 numbers, little-endian, of a request with `pooling`; with `finished`.
         hidden_states: all that the request asked for; with `finished`.
+        routed_experts: little-endian int32 of every token, [rows, layers with experts, k], where it
+            was asked; with `finished`.
     """
 
     request_id: str
@@ -174,6 +176,7 @@ class Delta(msgspec.Struct, array_like=True):
     queue_seconds: float | None = None
     embedding: bytes | None = None
     hidden_states: PackedStates | None = None
+    routed_experts: bytes | None = None
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):

@@ -133,7 +133,7 @@ class Chooser:
         return new_tokens
 
     def _admit(self, sequence: Sequence) -> bool:
-        sequence.take_leaders_states()
+        sequence.take_leaders_rows()
         if not self.keeper.take_row(sequence, headroom=len(self.running)):
             return False
         self.waiting.remove(sequence)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -19,6 +20,8 @@ from headrace.sampling.host_mask import allowed_line
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.scheduler.chooser import Share
 from headrace.scheduler.pooling import NO_STATES, StateParts, wanted_states
+from headrace.scheduler.routing_rows import RoutingRows
+from headrace.scheduler.row_spans import RowSpan, wanted_rows
 from headrace.scheduler.sequence import Sequence
 
 
@@ -36,7 +39,7 @@ class LaunchedStep:
     """A step in flight. `sampling` are the shares that sample, in the order of the results.
 
     Attributes:
-        state_parts: whose hidden states it brings.
+        state_parts: whose hidden states it brings. routing: whose experts.
         number: counts launched steps from 1. tokens, prompt_tokens: new ones, and how many of them
             were known beforehand.
         launched, returned: seconds of `time.perf_counter` before and after the launch.
@@ -46,6 +49,7 @@ class LaunchedStep:
     sampling: list[Share]
     prompt_spans: list[PromptSpan]
     state_parts: StateParts
+    routing: list[RowSpan[RoutingRows]]
     result: StepResult
     number: int
     tokens: int
@@ -74,6 +78,7 @@ class BuiltStep:
 
     Attributes:
         sampling: the shares that sample. prompt_spans: prompt logprobs. state_parts: hidden states.
+        routing: experts.
     """
 
     shares: list[Share]
@@ -81,6 +86,7 @@ class BuiltStep:
     sampling: list[Share]
     prompt_spans: list[PromptSpan]
     state_parts: StateParts
+    routing: list[RowSpan[RoutingRows]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +110,7 @@ class BatchBuilder:
         self._device, self._vocab_size = device, vocab_size
         self._kept_for: list[Sequence] = []
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
-        self._places: tuple[list[int], Tensor] | None = None
+        self._places: dict[str, tuple[list[int], Tensor]] = {}
 
     def build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
         """The batch of a step, and the prompt logprobs and hidden states it will bring.
@@ -117,7 +123,8 @@ class BatchBuilder:
         spans, token_index, targets, top = _prompt_logprobs(shares)
         parts, states = NO_STATES, None  # a decode step has no prompt to embed
         if not mode.is_decode or any(share.sequence.state_rows is not None for share in shares):
-            parts, states = wanted_states(shares, self._send_places)
+            parts, states = wanted_states(shares, partial(self._send_places, "states"))
+        routing, places = wanted_rows(shares, lambda sequence: sequence.routing_rows)
         rows, info = self._rows_and_sampling(mode, shares, sampling)
         extend_lens = [share.new_tokens for share in shares]
         seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
@@ -149,19 +156,20 @@ class BatchBuilder:
             sampling=info,
             names=lambda: [share.sequence.name for share in shares],
         )
-        if spans:
-            scored = PromptLogprobRequest(
-                token_index=self._send(token_index), targets=self._send(targets), top=top
-            )
-            batch.side = SideRequest(prompt_logprobs=scored, hidden=states)
-        elif states is not None:
-            batch.side = SideRequest(hidden=states)
+        if spans or states is not None or places:
+            scored = None
+            if spans:
+                index, targets_of_index = self._send(token_index), self._send(targets)
+                scored = PromptLogprobRequest(token_index=index, targets=targets_of_index, top=top)
+            routed = self._send_places("routing", places) if places else None
+            batch.side = SideRequest(prompt_logprobs=scored, hidden=states, routed_experts=routed)
         return BuiltStep(
             shares=shares,
             batch=batch,
             sampling=sampling,
             prompt_spans=spans,
             state_parts=parts,
+            routing=routing,
         )
 
     def _rows_and_sampling(
@@ -203,11 +211,12 @@ class BatchBuilder:
             return None
         return allowed_line(mask, sequence.output_ids, self._vocab_size)
 
-    def _send_places(self, places: list[int]) -> Tensor:
-        """Those of steady decode stay the same, and are sent once."""
-        if self._places is None or self._places[0] != places:
-            self._places = places, self._send(places)
-        return self._places[1]
+    def _send_places(self, use: str, places: list[int]) -> Tensor:
+        """Those of steady decode stay the same, and are sent once for each use."""
+        kept = self._places.get(use)
+        if kept is None or kept[0] != places:
+            self._places[use] = kept = places, self._send(places)
+        return kept[1]
 
     def _send(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.int64), self._device)

@@ -18,8 +18,14 @@ from headrace.batch.side_request import HiddenStateRequest
 from headrace.request.outcome import Finished
 from headrace.request.pooling_params import PoolingParams
 from headrace.scheduler.chooser import Share
-from headrace.scheduler.row_spans import RowSpan, inner_layers, take_rows, wanted_rows
+from headrace.scheduler.row_spans import (
+    RowSpan,
+    inner_layers,
+    take_states_of_rows,
+    wanted_rows,
+)
 from headrace.scheduler.sequence import FloatArray, Sequence, State
+from headrace.scheduler.state_rows import StateRows
 
 NOT_FINITE = (
     "The model gave no finite hidden states for this prompt: its weights overflow in this dtype. "
@@ -46,7 +52,7 @@ class StateParts:
 
     tokens: tuple[StatePart, ...] = ()
     sums: tuple[StatePart, ...] = ()
-    rows: tuple[RowSpan, ...] = ()
+    rows: tuple[RowSpan[StateRows], ...] = ()
     layers: tuple[int, ...] = ()
 
     @property
@@ -84,7 +90,7 @@ def wanted_states(
                 tokens.append(part)
                 places.append(end - 1)
         first = end
-    spans, row_places = wanted_rows(shares)
+    spans, row_places = wanted_rows(shares, lambda sequence: sequence.state_rows)
     places += row_places
     if not places and not sums:
         return NO_STATES, None
@@ -108,7 +114,7 @@ def take_states(
     pooled = None
     if states.tokens is not None:
         count = len(parts.tokens)
-        take_rows(parts.rows, states.tokens[count:], parts.layers, finite)
+        take_states_of_rows(parts.rows, states.tokens[count:], parts.layers, finite)
         pooled = states.tokens[:count, -1]
     for listed, tensor in ((parts.tokens, pooled), (parts.sums, states.sums)):
         if not listed or tensor is None:

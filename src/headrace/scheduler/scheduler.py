@@ -16,6 +16,7 @@ from headrace.base.errors import RequestError, TooLongError
 from headrace.base.log import get_logger
 from headrace.execution.split_prefill import SplitPrefill
 from headrace.kernels.noise import derive_seed
+from headrace.observers.routing import NAME as ROUTED_EXPERTS
 from headrace.request.outcome import Finished, FinishReason
 from headrace.request.request import Request
 from headrace.runner.model_runner import ModelRunner
@@ -33,6 +34,8 @@ from headrace.scheduler.launch import (
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
+from headrace.scheduler.routing_rows import RoutingRows
+from headrace.scheduler.row_spans import take_routing
 from headrace.scheduler.sequence import Sequence, State, TokenSink
 from headrace.scheduler.state_rows import StateRows
 from headrace.scheduler.step_history import StepHistory
@@ -129,6 +132,7 @@ class Scheduler:
                 mask_is_ready=admission.host_mask is None,
                 leader=leader,
                 state_rows=self._state_rows(request),
+                routing_rows=self._routing_rows(request),
                 arrival=self._arrivals,
             )
             self._arrivals += 1
@@ -153,6 +157,13 @@ class Scheduler:
             hidden_size=traits.hidden_size,
             dtype=runner.dtype,
         )
+
+    def _routing_rows(self, request: Request) -> RoutingRows | None:
+        """Where a sequence keeps the experts that its request asks for."""
+        traits = self.worker.runner.persona.traits
+        if not request.params.return_routed_experts or traits.moe is None:
+            return None
+        return RoutingRows(len(traits.moe_layers), traits.moe.num_experts_per_tok)
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
         """End what is left of a request; False when nothing of it is left."""
@@ -319,6 +330,7 @@ class Scheduler:
             sampling=built.sampling,
             prompt_spans=built.prompt_spans,
             state_parts=built.state_parts,
+            routing=built.routing,
             result=result,
             number=self.counts["steps"],
             tokens=built.batch.facts.tokens,
@@ -356,6 +368,8 @@ class Scheduler:
                 share.sequence.computed += share.new_tokens
         for sequence, end in take_states(step.state_parts, results.hidden, finite):
             self._finish(sequence, end)
+        if step.routing:
+            take_routing(step.routing, results.evidence[ROUTED_EXPERTS], finite)
         for place, share in enumerate(step.sampling):
             sequence = share.sequence
             if sequence.state is State.FINISHED:
@@ -393,6 +407,8 @@ class Scheduler:
         self._settle(sequence)
         if sequence.state_rows is not None:
             sequence.sink.hidden_states(sequence.state_rows.packed())
+        if sequence.routing_rows is not None:
+            sequence.sink.routed_experts(sequence.routing_rows.packed())
         sequence.sink.finished(ending)
 
     # ---- checks

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from headrace.memory.radix_cache import RadixNode
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
+from headrace.scheduler.routing_rows import RoutingRows
 from headrace.scheduler.state_rows import StateRows
 
 FloatArray = NDArray[np.floating[Any]]
@@ -53,6 +55,9 @@ class TokenSink(Protocol):
     def hidden_states(self, states: PackedStates) -> None:
         """Take the hidden states that were asked, before the ending."""
 
+    def routed_experts(self, routing: PackedRouting) -> None:
+        """Take the experts of the tokens, where they were asked, before the ending."""
+
     def finished(self, ending: Finished) -> None:
         """Take the one ending."""
 
@@ -71,7 +76,8 @@ class Sequence:
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
         mask_is_ready: its host mask, if it has one, can be asked.
-        state_rows: hidden states that its request asks for; `None` where it asks for none.
+        state_rows, routing_rows: hidden states and experts that its request asks for; `None` where
+            it asks for none.
         state_sum: [H] float64, sum of the hidden states of `computed` tokens, for a mean.
         queued: seconds of `time.perf_counter`. queue_seconds: from then to its first row; `None`
             until it has had one.
@@ -106,6 +112,7 @@ class Sequence:
     ending: Finished | None = None
     prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
     state_rows: StateRows | None = None
+    routing_rows: RoutingRows | None = None
     state_sum: FloatArray | None = None
     paths: list[tuple[str, int]] = field(default_factory=list)
 
@@ -155,17 +162,23 @@ class Sequence:
 
     @property
     def first_needed(self) -> int:
-        """The first position that has to be computed for what it brings: a logprob or a state."""
+        """The first position that has to be computed for what it brings: a logprob, a state or the
+        choice of experts."""
         if self.wants_prompt_logprobs or self.needs_all_states:
             return 0
-        last = len(self.tokens) - 1
-        return last if self.state_rows is None else min(last, self.state_rows.next_position)
+        kept = (self.state_rows, self.routing_rows)
+        missing = [rows.next_position for rows in kept if rows is not None]
+        return min([len(self.tokens) - 1, *missing])
 
-    def take_leaders_states(self) -> None:
-        """The states of the prompt, but for its last token, are those of the first sequence."""
-        leader = self.leader
-        if self.state_rows is not None and leader is not None and leader.state_rows is not None:
-            self.state_rows.take_prompt(leader.state_rows, self.prompt_length - 1)
+    def take_leaders_rows(self) -> None:
+        """The rows of the prompt, but for its last token, are those of the first sequence."""
+        leader, end = self.leader, self.prompt_length - 1
+        if leader is None:
+            return
+        if self.state_rows is not None and leader.state_rows is not None:
+            self.state_rows.take_prompt(leader.state_rows, end)
+        if self.routing_rows is not None and leader.routing_rows is not None:
+            self.routing_rows.take_prompt(leader.routing_rows, end)
 
     @property
     def can_decode(self) -> bool:

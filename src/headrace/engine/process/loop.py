@@ -185,7 +185,7 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
     finished = None
     if piece.finish_reason is not None:
         finished = Finished(piece.finish_reason, piece.stop_reason, piece.message)
-    vector = piece.embedding
+    vector, routing = piece.embedding, piece.routed_experts
     return Delta(
         request_id=handle.request_id,
         index=piece.index,
@@ -200,4 +200,5 @@ def _delta(handle: RequestHandle, piece: Piece) -> Delta:
         queue_seconds=handle.queue_seconds(piece.index) if finished else None,
         embedding=None if vector is None else vector.astype("<f4").tobytes(),
         hidden_states=None if piece.hidden_states is None else piece.hidden_states.packed,
+        routed_experts=None if routing is None else routing.astype("<i4").tobytes(),
     )

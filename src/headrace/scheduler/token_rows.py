@@ -1,0 +1,41 @@
+"""What a sequence keeps for its request of every token: one row for each position.
+
+From the first position that is asked on, without a gap and none twice: a step brings the rows that
+come next, whatever it computes besides. So a retracted sequence, which computes positions once
+more, asks for the missing ones only, and may take all others from the prefix cache.
+"""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class TokenRows:
+    """The rows of one sequence so far, copied out of the results of steps, which many sequences
+    share and which a GPU sends into pinned memory.
+
+    Args:
+        first: position of the first row. row_bytes: of each row.
+    """
+
+    def __init__(self, first: int, row_bytes: int) -> None:
+        self.first = first
+        self._row_bytes = row_bytes
+        self._data = bytearray()
+
+    @property
+    def next_position(self) -> int:
+        """The first position without a row."""
+        return self.first + len(self._data) // self._row_bytes
+
+    def append(self, first: int, rows: Tensor) -> None:
+        """Take the rows of positions from `first` on, [n, ...] on the host."""
+        assert first == self.next_position, "rows come in order, each once"
+        self._data += rows.contiguous().view(torch.uint8).numpy().reshape(-1).data
+
+    def take_prompt(self, other: Self, end: int) -> None:
+        """Have the rows of positions before `end` from another sequence of the same prompt."""
+        count = (end - self.first) * self._row_bytes
+        if not self._data and 0 < count <= len(other._data):
+            self._data += memoryview(other._data)[:count]
