@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from headrace.base.errors import EngineDeadError, HeadraceError
 from headrace.request.messages import Delta, EngineInfo, Load, Submit
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_states import PackedStates
 from headrace.request.sampling_params import SamplingParams
 
 VOCAB = 272
@@ -19,6 +22,8 @@ INFO = EngineInfo(
     dtype="float32",
     max_model_len=1024,
     vocab_size=VOCAB,
+    num_layers=2,
+    hidden_size=4,
     eos_token_ids=[257],
     default_params=SamplingParams(temperature=0.5, top_k=7),
     sampling_defaults="sampling_defaults = {...}",
@@ -62,6 +67,21 @@ def logprobs_of(token: int, top: int) -> dict[int, Logprob]:
         if other != token and rank != 2
     }
     return entries
+
+
+def packed_states(submit: Submit, tokens: int) -> PackedStates | None:
+    """In row i, bfloat16: i, then the layer so often as there is room for."""
+    params, width = submit.params, INFO.hidden_size
+    if not params.wants_hidden_states:
+        return None
+    layers = params.state_layers(INFO.num_layers)
+    first = 0 if params.return_hidden_states == "all" else len(submit.prompt_token_ids) - 1
+    rows = len(submit.prompt_token_ids) - 1 + tokens - first
+    numbers = np.array(
+        [[[row] + [layer] * (width - 1) for layer in layers] for row in range(rows)], np.float32
+    )
+    halves = (numbers.view(np.uint32) >> 16).astype("<u2")
+    return PackedStates(bytearray(halves.tobytes()), rows, width, "bfloat16", first, layers)
 
 
 class FakeEngine:
@@ -156,6 +176,7 @@ class FakeEngine:
             prompt_tokens=len(submit.prompt_token_ids),
             cached_tokens=1,
             paths=[("eager", place + 1)] if ending else [],
+            hidden_states=packed_states(submit, len("".join(self.words))) if ending else None,
         )
 
     async def abort(self, request_ids: Iterable[str]) -> None:

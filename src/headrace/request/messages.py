@@ -104,6 +104,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
         default_params: options of a request that names none.
         is_generation: it makes text (and not only embeddings).
         kv_tokens: capacity of the KV pool. has_tokenizer: False for a checkpoint of ids alone.
+        num_layers, hidden_size: which hidden states there are.
         start_seconds: from the start of the process to ready.
     """
 
@@ -115,6 +116,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str
     max_model_len: int
     vocab_size: int
+    num_layers: int
+    hidden_size: int
     eos_token_ids: list[int]
     default_params: SamplingParams
     sampling_defaults: str

@@ -45,6 +45,11 @@ class ServerConfig:
     max_queued_requests: int = option(
         1024, "requests without a first token; more are answered 503", whole(1, MAX_INT32)
     )
+    max_hidden_state_values: int = option(
+        2**20,
+        "most numbers of hidden states that an answer may hold",
+        whole(0, MAX_INT32),
+    )
     max_logprobs: int = option(20, "most logprobs per token that a request may ask", whole(0, 1024))
     max_prompts: int = option(1024, "most prompts, times n, of one request", whole(1, 65536))
     log_level: str = option("info", "debug, info, warning or error", one_of(*LOG_LEVELS))

@@ -100,20 +100,23 @@ def _info(engine: "Engine", seconds: float) -> EngineInfo:
     from headrace.runner.report import summary
 
     settled, plan = engine.settled, engine.settled.plan
+    traits = settled.persona.traits
     explanation = explanation_of(settled, engine.worker.runner)
     return EngineInfo(
         model=settled.config.model,
         model_path=str(settled.checkpoint.path),
         summary=summary(explanation),
-        architecture=settled.persona.traits.family,
+        architecture=traits.family,
         device=plan.device.value,
         dtype=plan.dtype.value,
         max_model_len=plan.max_model_len.value,
         vocab_size=engine.vocab_size,
+        num_layers=traits.num_layers,
+        hidden_size=traits.hidden_size,
         eos_token_ids=sorted(engine.eos_token_ids),
         default_params=engine.default_params,
         sampling_defaults=str(explanation.sampling_defaults),
-        is_generation=settled.persona.traits.is_generation,
+        is_generation=traits.is_generation,
         has_tokenizer=engine.tokenizer is not None,
         kv_tokens=engine.scheduler.keeper.capacity_tokens,
         page_size=plan.page_size.value,

@@ -8,6 +8,7 @@ from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.hidden_states import check_states
 from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.completion_request import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
@@ -30,6 +31,7 @@ _KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {
     *("logprobs", "prompt_logprobs"),  # fields of the request
     "structured",  # comes under the names that SGLang has for forms
 }
+_STATES = "return_hidden_states"
 _WITHOUT_EFFECT = ("spaces_between_special_tokens",)
 
 
@@ -77,6 +79,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
             asked = _logprobs(body, place, count, service.config.max_logprobs)
             params = _params(_of(body.sampling_params, place, count, "sampling_params"), service)
             params = _with_logprobs(params, asked)
+            params = _with_states(params, body, place, count)
             ids = (
                 await encode(service, prompt, add_special_tokens=True)
                 if isinstance(prompt, str)
@@ -97,6 +100,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
         )
     return GeneratePlan(
         name=rids[0] if count == 1 else fresh,
+    check_states(service, submits, only_last=False)
         submits=tuple(submits),
         rids=tuple(rids),
         logprobs=tuple(logprobs),
@@ -152,7 +156,7 @@ def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams
             continue
         if name in FIELDS:
             forms |= {name: value}
-        elif name in REFUSED:
+        elif name in REFUSED and ours not in _KNOWN:
             if value not in (False, [], {}, ""):
                 raise invalid(f"{name} is not supported: {REFUSED[name]}", name)
         elif ours not in _KNOWN:
@@ -160,7 +164,7 @@ def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams
         elif ours == "logit_bias" and isinstance(value, dict):
             asked[ours] = token_biases(value)
         else:
-            asked[ours] = value
+            asked[ours] = _states_asked(value) if ours == _STATES else value
     asked["structured"] = one_form(list(of_plain_fields(forms)))
     return replace(service.info.default_params, **asked)
 
@@ -187,6 +191,23 @@ def _logprobs(body: GenerateRequest, place: int, count: int, most: int) -> Logpr
 
 def _with_logprobs(params: SamplingParams, asked: LogprobsAsked | None) -> SamplingParams:
     if asked is None:
+def _states_asked(value: Any) -> Any:
+    """True means the states of all positions here, as it does in SGLang."""
+    return "all" if value is True else value
+
+
+def _with_states(
+    params: SamplingParams, body: GenerateRequest, place: int, count: int
+) -> SamplingParams:
+    asked = _of(body.return_hidden_states, place, count, _STATES)
+    changes: dict[str, Any] = {}
+    if asked is not None:
+        changes[_STATES] = _states_asked(asked)
+    if body.hidden_state_layers is not None:
+        changes["hidden_state_layers"] = body.hidden_state_layers
+    return replace(params, **changes) if changes else params
+
+
         return params
     return replace(
         params,

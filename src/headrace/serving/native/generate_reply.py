@@ -8,8 +8,10 @@ from typing import Any
 from headrace.request.messages import Delta, TokenLogprobs
 from headrace.request.outcome import Finished, Logprob
 from headrace.serving.event_stream import DONE, event_of
+from headrace.request.packed_states import PackedStates
 from headrace.serving.generation import Generation
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
+from headrace.serving.hidden_states import states_of
 from headrace.serving.openai.logprobs import Entries, finite, likeliest
 from headrace.serving.service import Service
 
@@ -25,6 +27,7 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
 
+    states: PackedStates | None = None
 
 class GenerateReply:
     """Makes the reply to one request. Choices are numbered prompt * n + continuation."""
@@ -65,7 +68,7 @@ class GenerateReply:
         choice.texts.append(delta.text)
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs or []
-        choice.finished = delta.finished
+        choice.finished, choice.states = delta.finished, delta.hidden_states
         if delta.prompt_logprobs is not None:
             self._prompt_entries[place] = delta.prompt_logprobs
 
@@ -87,11 +90,22 @@ class GenerateReply:
         text = "".join(choice.texts)
         return {"text": text, "output_ids": choice.token_ids, "meta_info": meta}
 
+        if choice.states is not None:
+            meta["hidden_states"] = self._states(place, choice.states)
     def _logprobs(self, place: int, choice: _Choice, asked: LogprobsAsked) -> dict[str, Any]:
         ids: Sequence[int] = ()
         known: Sequence[TokenLogprobs | None] = ()
         if asked.start is not None:
             ids = self._plan.submits[place].prompt_token_ids[asked.start :]
+    def _states(self, place: int, packed: PackedStates) -> list[Any]:
+        """SGLang's form: a list of states for the prompt, then the state of each output token that
+        was read; where only states of output tokens are asked, one for each."""
+        states: list[Any] = states_of(packed)
+        if self._plan.submits[place].params.return_hidden_states != "all":
+            return states
+        length = self._generation.of_prompt(place)[0]
+        return [states[:length], *states[length:]]
+
             known = self._prompt_entries.get(place, [])[asked.start :]
         told: dict[str, Any] = {}
         for side, tokens, entries in (

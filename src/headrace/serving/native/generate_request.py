@@ -9,6 +9,7 @@ from headrace.serving.openai.field_types import (
     Integers,
     Objects,
     Switches,
+    SwitchesOrTexts,
     Texts,
 )
 
@@ -28,4 +29,10 @@ class GenerateRequest(BaseModel):
     top_logprobs_num: int | Integers | None = None
     token_ids_logprob: Integers | IntegerLists | None = None
     return_text_in_logprobs: bool = False
+    return_hidden_states: bool | str | SwitchesOrTexts | None = Field(
+        None, description="true: of all positions; last: of output tokens"
+    )
+    hidden_state_layers: Integers | None = Field(
+        None, description="which states, 0 the embedding; -1, the default, after the last norm"
+    )
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)

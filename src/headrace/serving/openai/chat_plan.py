@@ -11,6 +11,7 @@ from headrace.request.messages import Submit
 from headrace.request.sampling_params import SamplingParams
 from headrace.request.structured_output import StructuredOutput
 from headrace.serving.errors import invalid
+from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_messages import (
     final_text,
     template_messages,
@@ -58,18 +59,20 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     )
     text = await chat_prompt(service, body)
     reading = _reading(service, body, tools, params, text)
-    return ChatPlan(
-        submit=Submit(
-            request_id=name,
-            prompt_token_ids=await encode(
-                service, text, add_special_tokens=bool(body.add_special_tokens)
-            ),
-            params=_params_for(reading, params, tokenizer_of(service)),
-            prompt_text=text,
-            default_max_tokens=None,  # the rest of the context
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+    submit = Submit(
+        request_id=name,
+        prompt_token_ids=await encode(
+            service, text, add_special_tokens=bool(body.add_special_tokens)
         ),
+        params=_params_for(reading, params, tokenizer_of(service)),
+        prompt_text=text,
+        default_max_tokens=None,  # the rest of the context
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+    check_states(service, [submit], only_last=True)
+    return ChatPlan(
+        submit=submit,
         interpreter=_interpreter_maker(reading, body, tokenizer_of(service)),
         top_logprobs=top,
     )

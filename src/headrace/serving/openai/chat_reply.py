@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from headrace.request.messages import Delta
 from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
+from headrace.serving.hidden_states import State, last_state
 from headrace.serving.openai.chat_plan import ChatPlan
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.interpreter import (
@@ -42,6 +43,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     reason: str | None = None
     stop_reason: int | str | None = None
+    state: State | None = None
 
 
 class ChatReply:
@@ -118,6 +120,8 @@ class ChatReply:
         if delta.finished is not None:
             last.finish_reason = choice.reason
             last.stop_reason = last.matched_stop = choice.stop_reason
+            if self._body.return_hidden_states:
+                last.delta.hidden_states = choice.state
         return chunks
 
     def _read(self, choice: _Choice, delta: Delta) -> MessagePiece:
@@ -126,6 +130,7 @@ class ChatReply:
         if ending is not None:
             choice.reason = choice.interpreter.finish_reason(ending.reason)
             choice.stop_reason = ending.stop_reason
+            choice.state = last_state(delta.hidden_states)
         return piece
 
     def _entries(self, delta: Delta) -> ChatLogprobs | None:
@@ -143,6 +148,7 @@ class ChatReply:
             stop_reason=choice.stop_reason,
             matched_stop=choice.stop_reason,
             token_ids=choice.token_ids if self._body.return_token_ids else UNSET,
+            hidden_states=choice.state if self._body.return_hidden_states else UNSET,
         )
 
     def _event(self, choice: ChatChunkChoice, prompt_ids: list[int] | UnsetType = UNSET) -> bytes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.completion_request import CompletionRequest, Prompt
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
@@ -83,6 +84,7 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
                 cache_salt=body.cache_salt or "",
             )
         )
+    check_states(service, submits, only_last=True)
     return CompletionPlan(
         submits=tuple(submits),
         echoes=tuple(echoes),

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from headrace.request.messages import Delta, TokenLogprobs
 from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
+from headrace.serving.hidden_states import last_state
 from headrace.serving.openai.completion_plan import CompletionPlan
 from headrace.serving.openai.completion_request import CompletionRequest
 from headrace.serving.openai.logprobs import TokenNames, completion_entries, prompt_entries
@@ -134,6 +135,7 @@ class CompletionReply:
         ending = delta.finished
         stop_reason = None if ending is None else ending.stop_reason
         shows_ids = bool(body.return_token_ids)
+        shows_states = bool(body.return_hidden_states) and ending is not None
         return CompletionChoice(
             index=place * self._made + delta.index,
             text=text,
@@ -143,6 +145,7 @@ class CompletionReply:
             matched_stop=stop_reason,
             token_ids=ids if shows_ids else UNSET,
             prompt_token_ids=submit.prompt_token_ids if shows_ids and is_first else UNSET,
+            hidden_states=last_state(delta.hidden_states) if shows_states else UNSET,
         )
 
     def _add(
@@ -180,6 +183,7 @@ def _append(choice: CompletionChoice, chunk: CompletionChoice) -> None:
         _extend(choice.logprobs, chunk.logprobs)
     if choice.token_ids is not UNSET and chunk.token_ids is not UNSET:
         choice.token_ids += chunk.token_ids
+    choice.hidden_states = chunk.hidden_states
 
 
 def _extend(told: CompletionLogprobs, new: CompletionLogprobs) -> None:

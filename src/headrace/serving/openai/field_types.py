@@ -12,6 +12,7 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Integers = Annotated[list[int], Field(fail_fast=True)]
 IntegerLists = Annotated[list[Integers], Field(fail_fast=True)]
 Switches = Annotated[list[bool], Field(fail_fast=True)]
+SwitchesOrTexts = Annotated[list[bool | str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 

@@ -36,7 +36,7 @@ REFUSED = {
     "prompt_embeds": _NOT_HERE,
     "reasoning_effort": "it belongs to chat",
     "repetition_detection": _NOT_HERE,
-    "return_hidden_states": _NOT_HERE,
+    "return_hidden_states": "it belongs to generation",
     "session_id": _NOT_HERE,
     "session_params": _NOT_HERE,
     "stop_regex": "use stop or stop_token_ids",

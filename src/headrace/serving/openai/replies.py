@@ -63,6 +63,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    hidden_states: list[float | None] | UnsetType | None = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -133,6 +134,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    hidden_states: list[float | None] | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -143,6 +145,7 @@ class ChatChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     matched_stop: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    hidden_states: list[float | None] | UnsetType | None = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

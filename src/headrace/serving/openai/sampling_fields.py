@@ -37,6 +37,7 @@ _PLAIN = (
     "logprob_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "hidden_state_layers",
 )
 
 
@@ -85,6 +86,12 @@ class SamplingFields(StructuredFields):
     rid: str | None = Field(None, min_length=1, max_length=128)
     request_id: str | None = Field(None, min_length=1, max_length=128)
     return_token_ids: bool | None = None
+    return_hidden_states: bool | None = Field(
+        None, description="the state that the last token was drawn from, with its choice"
+    )
+    hidden_state_layers: Integers | None = Field(
+        None, description="which states, 0 the embedding; -1, the default, after the last norm"
+    )
     return_tokens_as_token_ids: bool | None = None
 
     @property
@@ -122,6 +129,7 @@ def sampling_params(
     if fields.logit_bias:
         asked["logit_bias"] = token_biases(fields.logit_bias)
     asked["structured"] = structured_output(fields)
+    asked["return_hidden_states"] = bool(fields.return_hidden_states)
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.prompt_logprobs)):
         if value is not None and value > most_logprobs:
             raise invalid(f"{name} is {value}; this server gives at most {most_logprobs}", name)
