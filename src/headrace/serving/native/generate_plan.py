@@ -98,9 +98,9 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
                 priority=body.priority or 0,
             )
         )
+    check_states(service, submits, only_last=False)
     return GeneratePlan(
         name=rids[0] if count == 1 else fresh,
-    check_states(service, submits, only_last=False)
         submits=tuple(submits),
         rids=tuple(rids),
         logprobs=tuple(logprobs),
@@ -208,6 +208,8 @@ def _with_states(
     return replace(params, **changes) if changes else params
 
 
+def _with_logprobs(params: SamplingParams, asked: LogprobsAsked | None) -> SamplingParams:
+    if asked is None:
         return params
     return replace(
         params,

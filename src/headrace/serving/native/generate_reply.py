@@ -9,9 +9,11 @@ from headrace.request.messages import Delta, TokenLogprobs
 from headrace.request.outcome import Finished, Logprob
 from headrace.serving.event_stream import DONE, event_of
 from headrace.request.packed_states import PackedStates
+from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.hidden_states import states_of
+from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.openai.logprobs import Entries, finite, likeliest
 from headrace.serving.service import Service
 
@@ -87,16 +89,11 @@ class GenerateReply:
         asked = self._plan.logprobs[place]
         if asked is not None:
             meta |= self._logprobs(place, choice, asked)
+        if choice.states is not None:
+            meta["hidden_states"] = self._states(place, choice.states)
         text = "".join(choice.texts)
         return {"text": text, "output_ids": choice.token_ids, "meta_info": meta}
 
-        if choice.states is not None:
-            meta["hidden_states"] = self._states(place, choice.states)
-    def _logprobs(self, place: int, choice: _Choice, asked: LogprobsAsked) -> dict[str, Any]:
-        ids: Sequence[int] = ()
-        known: Sequence[TokenLogprobs | None] = ()
-        if asked.start is not None:
-            ids = self._plan.submits[place].prompt_token_ids[asked.start :]
     def _states(self, place: int, packed: PackedStates) -> list[Any]:
         """SGLang's form: a list of states for the prompt, then the state of each output token that
         was read; where only states of output tokens are asked, one for each."""
