@@ -20,6 +20,11 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotYet(Refusal):
+    """A refusal that ends by itself: what is missing is made when a step comes that wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Generic[T]):
     """One settled choice.
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.attention.backend import AttentionBackend
-from headrace.base.decision import Refusal
+from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
@@ -118,7 +118,9 @@ class CpuGraphPath:
         reason = self._refusal(facts)
         if not reason and (bucket := self._bucket(facts)) in self._compiled:
             return bucket
-        return Refusal(subject=self.name, reason=reason or self._not_compiled())
+        if reason or self._spent:
+            return Refusal(subject=self.name, reason=reason or self._out_of_time())
+        return NotYet(subject=self.name, reason="not compiled yet")
 
     def _refusal(self, facts: BatchFacts) -> str:
         if facts.mode is not ForwardMode.DECODE:
@@ -129,10 +131,8 @@ class CpuGraphPath:
             return "hidden states of inner layers are asked, which compiled pieces do not leave"
         return ""
 
-    def _not_compiled(self) -> str:
-        if self._spent:
-            return f"not compiled: the {self._compile_seconds:.0f} s for compiling are spent"
-        return "not compiled yet"
+    def _out_of_time(self) -> str:
+        return f"not compiled: the {self._compile_seconds:.0f} s for compiling are spent"
 
     @property
     def _spent(self) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from headrace.attention.backend import AttentionBackend
-from headrace.base.decision import Refusal
+from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
@@ -149,7 +149,7 @@ class DecodeGraphPath:
             return Refusal(subject=self.name, reason=reason, remedy=remedy)
         bucket = self._bucket(facts)
         if bucket not in self._captured:
-            return Refusal(subject=self.name, reason="not captured yet")
+            return NotYet(subject=self.name, reason="not captured yet")
         return bucket
 
     def _refusal(self, facts: BatchFacts) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from headrace.attention.backend import AttentionBackend
-from headrace.base.decision import Refusal
+from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
@@ -179,9 +179,11 @@ class PrefillGraphPath:
 
     def admits(self, facts: BatchFacts) -> Bucket | Refusal:
         reason = self._refusal(facts)
-        if not reason and (bucket := self._bucket(facts)) in self._captured:
+        if reason:
+            return Refusal(subject=self.name, reason=reason)
+        if (bucket := self._bucket(facts)) in self._captured:
             return bucket
-        return Refusal(subject=self.name, reason=reason or NOT_CAPTURED)
+        return NotYet(subject=self.name, reason=NOT_CAPTURED)
 
     def _refusal(self, facts: BatchFacts) -> str:
         if facts.mode not in (ForwardMode.EXTEND, ForwardMode.MIXED):

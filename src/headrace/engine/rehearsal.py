@@ -1,0 +1,288 @@
+"""What a batch of requests would do, step by step, without running it.
+
+The engine's own scheduler composes the steps, over page tables of its own and with a worker that
+only asks the selector which path each step would take. So chunks, rows, mixed steps and retraction
+are those of the engine, as if it were idle, its prefix cache were empty and no stop token came.
+Nothing runs, is captured or counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.base.decision import NotYet, Refusal
+from headrace.batch.facts import BatchFacts, Bucket
+from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.rows import RowStart
+from headrace.engine.engine import Engine
+from headrace.execution.token_ring import InFlight
+from headrace.memory.arena import Arena
+from headrace.memory.req_to_token import ReqToTokenPool
+from headrace.request.outcome import Finished, Logprob
+from headrace.request.request import Request
+from headrace.request.sampling_params import SamplingParams
+from headrace.runner.model_runner import ModelRunner
+from headrace.runner.worker import StepResult, TpModelWorker
+from headrace.scheduler.launch import LaunchedStep
+from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.sequence import State
+
+Prompt = str | Sequence[int]
+
+MOST_STEPS = 4096
+TOKEN = 0  # what every step is supposed to sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeseenSteps:
+    """Steps of one kind that follow each other on one path.
+
+    Attributes:
+        kind: extend, decode or mixed. steps: how many.
+        sequences, tokens: of a step, the fewest and the most.
+        path: which runs them. prepares: it captures or compiles for them first.
+        refused: better paths, and why not.
+    """
+
+    kind: str
+    steps: int
+    sequences: tuple[int, int]
+    tokens: tuple[int, int]
+    path: str
+    prepares: bool
+    refused: tuple[Refusal, ...]
+
+    def __str__(self) -> str:
+        first = " (made ready first)" if self.prepares else ""
+        head = (
+            f"{self.steps} {self.kind} step{'s' if self.steps > 1 else ''} of "
+            f"{_range(self.sequences)} sequences, {_range(self.tokens)} tokens: {self.path}{first}"
+        )
+        return "\n".join((head, *(f"  not {refusal}" for refusal in self.refused)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchExplanation:
+    """The steps of a batch of requests; `complete` is false where only the first ones are told."""
+
+    steps: tuple[ForeseenSteps, ...]
+    complete: bool
+
+    def why_not(self, path: str) -> dict[str, int]:
+        """Reason -> steps that a path would not take for it; empty where it takes all."""
+        reasons: dict[str, int] = {}
+        for each in self.steps:
+            for refusal in each.refused:
+                if refusal.subject == path:
+                    reasons[refusal.reason] = reasons.get(refusal.reason, 0) + each.steps
+        return reasons
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types, ready for JSON."""
+        return {
+            "complete": self.complete,
+            "steps": [
+                {
+                    "kind": each.kind,
+                    "steps": each.steps,
+                    "sequences": list(each.sequences),
+                    "tokens": list(each.tokens),
+                    "path": each.path,
+                    "prepares": each.prepares,
+                    "refused": [
+                        {"path": no.subject, "reason": no.reason, "remedy": no.remedy}
+                        for no in each.refused
+                    ],
+                }
+                for each in self.steps
+            ],
+        }
+
+    def __str__(self) -> str:
+        more = () if self.complete else ("and more",)
+        return "\n".join((*map(str, self.steps), *more))
+
+
+def rehearse(
+    engine: Engine, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+) -> BatchExplanation:
+    """What the engine would do with these requests, were they all it had.
+
+    Raises:
+        RequestError: one of them can never be served.
+    """
+    prepared = [
+        # A grammar would begin to be compiled: that there is one is all that counts here.
+        engine.prepare(prompt, replace(each, structured=None))
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+    longest = max((len(each.token_ids) + each.max_tokens for each in prepared), default=1)
+    rows = sum(each.n for each in params)
+    worker = _DryWorker(_DryRunner(engine.worker.runner, rows=rows, longest=longest))
+    scheduler = _DryScheduler(cast("TpModelWorker", worker), lambda token: None)
+    for index, (each, asked) in enumerate(zip(prepared, params, strict=True)):
+        request = Request(
+            request_id=str(index), prompt_token_ids=each.token_ids, params=each.params
+        )
+        masked = asked.structured is not None or each.bad_words is not None
+        mask = _OpenMask(needs_last_token=asked.structured is not None) if masked else None
+        admissions = [Admission(sink=_NoSink(), host_mask=mask) for _ in range(asked.n)]
+        scheduler.add(request, each.max_tokens, frozenset(), admissions)
+    last: LaunchedStep | None = None
+    while (scheduler.has_work or last is not None) and len(worker.taken) < MOST_STEPS:
+        last = scheduler.loop(last)
+    return BatchExplanation(
+        steps=tuple(_grouped(worker.taken)),
+        complete=not scheduler.has_work,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """The path that a step would take."""
+
+    facts: BatchFacts
+    path: str
+    prepares: bool
+    refused: tuple[Refusal, ...]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return self.facts.mode, self.path, self.refused
+
+
+def _grouped(taken: Sequence[_Taken]) -> "list[ForeseenSteps]":
+    found = []
+    for _, group in groupby(taken, lambda each: each.kind):
+        steps = list(group)
+        sequences = [each.facts.sequences for each in steps]
+        tokens = [each.facts.tokens for each in steps]
+        found.append(
+            ForeseenSteps(
+                kind=steps[0].facts.mode.name.lower(),
+                steps=len(steps),
+                sequences=(min(sequences), max(sequences)),
+                tokens=(min(tokens), max(tokens)),
+                path=steps[0].path,
+                prepares=any(each.prepares for each in steps),
+                refused=steps[0].refused,
+            )
+        )
+    return found
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]:,}" if bounds[0] == bounds[1] else f"{bounds[0]:,} to {bounds[1]:,}"
+
+
+class _DryRows:
+    def admit(self, starts: Sequence[RowStart]) -> None:
+        """Columns are for steps that run."""
+
+
+class _DryRunner:
+    """What a scheduler needs of a runner, with page tables on the host."""
+
+    def __init__(self, runner: ModelRunner, *, rows: int, longest: int) -> None:
+        self.plan, self.persona, self.config = runner.plan, runner.persona, runner.config
+        self.kv_budget, self.dtype, self.model = runner.kv_budget, runner.dtype, runner.model
+        self.split_prefill, self.explain = runner.split_prefill, runner.explain
+        self.device = torch.device("cpu")
+        self.rows = _DryRows()
+        self.req_to_token_pool = ReqToTokenPool(
+            Arena("cpu"),
+            num_rows=min(rows, runner.plan.max_running_requests.value) + 1,
+            max_pages=-(-longest // runner.plan.page_size.value) + 1,
+            groups=runner.req_to_token_pool.groups,
+        )
+
+
+class _DryWorker:
+    """Asks the selector about each step, and runs none."""
+
+    def __init__(self, runner: _DryRunner) -> None:
+        self.runner = runner
+        self.taken: list[_Taken] = []
+
+    def forward_batch_generation(self, batch: ForwardBatch) -> StepResult:
+        return self._take(batch.facts)
+
+    def begin_split(self, batch: ForwardBatch) -> BatchFacts:
+        return batch.facts
+
+    def advance_split(self, step: BatchFacts, layers: int) -> StepResult:
+        return self._take(step)
+
+    def _take(self, facts: BatchFacts) -> StepResult:
+        decision = self.runner.explain(facts)
+        path, refused = decision.value, decision.refused
+        ready = next((each for each in refused if isinstance(each, NotYet)), None)
+        if ready is not None:  # a step of the engine makes it ready, and then takes it
+            path, refused = ready.subject, refused[: refused.index(ready)]
+        self.taken.append(
+            _Taken(facts=facts, path=path, prepares=ready is not None, refused=refused)
+        )
+        return StepResult(
+            path=path,
+            bucket=Bucket(tokens=facts.tokens, sequences=facts.sequences),
+            refused=refused,
+            in_flight=InFlight(host={}, event=None),
+        )
+
+
+class _DryScheduler(Scheduler):
+    """Takes a token for every sequence that samples, and looks at nothing else."""
+
+    def _take_results(self, step: LaunchedStep) -> None:
+        for share in step.shares:
+            if share.sequence.state is not State.FINISHED:
+                share.sequence.computed += share.new_tokens
+        for share in step.sampling:
+            sequence = share.sequence
+            if sequence.state is State.FINISHED:
+                continue
+            first = not sequence.proven_finite
+            sequence.proven_finite = True
+            sequence.tokens.append(TOKEN)
+            if len(sequence.tokens) >= sequence.max_length:
+                self._finish(sequence, Finished("length"))
+            elif first:
+                self.keeper.share(sequence)
+
+
+class _NoSink:
+    """Where nobody listens."""
+
+    def token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> str | None:
+        return None
+
+    def prompt_logprobs(self, entries: Sequence[dict[int, Logprob] | None]) -> None:
+        pass
+
+    def embedding(self, vector: "NDArray[Any]") -> None:
+        pass
+
+    def hidden_states(self, states: Any) -> None:
+        pass
+
+    def finished(self, ending: Finished) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenMask:
+    """Stands for a grammar or bad words: brings a mask to every step, which forbids nothing."""
+
+    needs_last_token: bool
+    failure: str = ""
+
+    def is_ready(self, wait: float = 0.0) -> bool:
+        return True
+
+    def narrow(self, output_ids: Sequence[int], allowed: Tensor) -> None:
+        pass
