@@ -189,8 +189,6 @@ def _logprobs(body: GenerateRequest, place: int, count: int, most: int) -> Logpr
     )
 
 
-def _with_logprobs(params: SamplingParams, asked: LogprobsAsked | None) -> SamplingParams:
-    if asked is None:
 def _states_asked(value: Any) -> Any:
     """True means the states of all positions here, as it does in SGLang."""
     return "all" if value is True else value

@@ -7,11 +7,9 @@ from typing import Any
 
 from headrace.request.messages import Delta, TokenLogprobs
 from headrace.request.outcome import Finished, Logprob
-from headrace.serving.event_stream import DONE, event_of
 from headrace.request.packed_states import PackedStates
 from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
-from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.hidden_states import states_of
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.openai.logprobs import Entries, finite, likeliest
@@ -28,8 +26,8 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
-
     states: PackedStates | None = None
+
 
 class GenerateReply:
     """Makes the reply to one request. Choices are numbered prompt * n + continuation."""
@@ -103,6 +101,11 @@ class GenerateReply:
         length = self._generation.of_prompt(place)[0]
         return [states[:length], *states[length:]]
 
+    def _logprobs(self, place: int, choice: _Choice, asked: LogprobsAsked) -> dict[str, Any]:
+        ids: Sequence[int] = ()
+        known: Sequence[TokenLogprobs | None] = ()
+        if asked.start is not None:
+            ids = self._plan.submits[place].prompt_token_ids[asked.start :]
             known = self._prompt_entries.get(place, [])[asked.start :]
         told: dict[str, Any] = {}
         for side, tokens, entries in (
