@@ -107,7 +107,7 @@ BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
         {"return_hidden_states": True, "hidden_state_layers": [1000]},
         "hidden_state_layers",
     ),
-    "experts": ({"return_routed_experts": True}, "return_routed_experts is not supported"),
+    "experts": ({"return_routed_experts": True}, "llama, has no experts"),
 }
 
 

@@ -193,6 +193,7 @@ def output_dict(number: int, result: "RequestOutput", output: "CompletionOutput"
         if prompt_logprobs is None
         else [None if each is None else _top(each) for each in prompt_logprobs],
         "hidden_states": None if output.hidden_states is None else _states(output.hidden_states),
+        "routed_experts": None if output.routed_experts is None else output.routed_experts.tolist(),
         "cached_tokens": result.cached_tokens,
         "paths": [list(run) for run in output.paths],
     }

@@ -36,7 +36,7 @@ SAMPLING_HELP = {
     "logprob_token_ids": "token ids whose log-probabilities are always returned",
     "return_hidden_states": "return hidden states: none, last (of each output token) or all",
     "hidden_state_layers": "their layers, 0 the embedding, negative ones from the end, as in =0,-1",
-    "return_routed_experts": "return the experts of each token (not in this version)",
+    "return_routed_experts": "return the experts of each token (--enable-return-routed-experts)",
     "include_stop_str_in_output": "keep the stop text in the output",
     "skip_special_tokens": "leave special tokens out of the text",
 }

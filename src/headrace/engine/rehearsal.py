@@ -192,7 +192,7 @@ class _DryRunner:
         self.plan, self.persona, self.config = runner.plan, runner.persona, runner.config
         self.kv_budget, self.dtype, self.model = runner.kv_budget, runner.dtype, runner.model
         self.split_prefill, self.explain = runner.split_prefill, runner.explain
-        self.device = torch.device("cpu")
+        self.device, self.kv_canary = torch.device("cpu"), None
         self.rows = _DryRows()
         self.req_to_token_pool = ReqToTokenPool(
             Arena("cpu"),
@@ -268,6 +268,9 @@ class _NoSink:
         pass
 
     def hidden_states(self, states: Any) -> None:
+        pass
+
+    def routed_experts(self, routing: Any) -> None:
         pass
 
     def finished(self, ending: Finished) -> None:

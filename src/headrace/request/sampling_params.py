@@ -57,7 +57,7 @@ class SamplingParams:
         hidden_state_layers: which states, numbered as transformers' `output_hidden_states`: 0 is
             the embedding, i the stream behind i layers, the number of layers (or -1) the state
             after the last norm; negative ones count from there.
-        return_routed_experts: a side output.
+        return_routed_experts: the experts of every token that was read, in a mixture of them.
         include_stop_str_in_output, skip_special_tokens: how the text is cut.
 
     Raises:

@@ -80,6 +80,8 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
             params = _params(_of(body.sampling_params, place, count, "sampling_params"), service)
             params = _with_logprobs(params, asked)
             params = _with_states(params, body, place, count)
+            if _of(body.return_routed_experts, place, count, "return_routed_experts"):
+                params = replace(params, return_routed_experts=True)
             ids = (
                 await encode(service, prompt, add_special_tokens=True)
                 if isinstance(prompt, str)

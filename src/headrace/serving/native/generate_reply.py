@@ -1,6 +1,7 @@
 """Native replies: {text, output_ids, meta_info}. In a stream they grow, as SGLang's do."""
 
 import time
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
     states: PackedStates | None = None
+    routed_experts: bytes | None = None
 
 
 class GenerateReply:
@@ -69,6 +71,7 @@ class GenerateReply:
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs or []
         choice.finished, choice.states = delta.finished, delta.hidden_states
+        choice.routed_experts = delta.routed_experts
         if delta.prompt_logprobs is not None:
             self._prompt_entries[place] = delta.prompt_logprobs
 
@@ -89,6 +92,8 @@ class GenerateReply:
             meta |= self._logprobs(place, choice, asked)
         if choice.states is not None:
             meta["hidden_states"] = self._states(place, choice.states)
+        if choice.routed_experts is not None:  # int32, [rows, layers with experts, k]
+            meta["routed_experts"] = b64encode(choice.routed_experts).decode()
         text = "".join(choice.texts)
         return {"text": text, "output_ids": choice.token_ids, "meta_info": meta}
 

@@ -35,4 +35,5 @@ class GenerateRequest(BaseModel):
     hidden_state_layers: Integers | None = Field(
         None, description="which states, 0 the embedding; -1, the default, after the last norm"
     )
+    return_routed_experts: bool | Switches | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
