@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
@@ -20,6 +20,7 @@ from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
 from headrace.engine.progress import Progress
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
+from headrace.engine.rehearsal import BatchExplanation, rehearse
 from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.turns import Turns
 from headrace.request.pooling_params import PoolingParams
@@ -193,10 +194,33 @@ class LLM:
         """What `None` stands for: the defaults of the checkpoint's generation config."""
         return self.engine.default_params
 
-    def explain(self) -> Explanation:
-        """Persona, plan, what was measured and where memory went."""
+    @overload
+    def explain(self) -> Explanation: ...
+    @overload
+    def explain(
+        self, prompts: Prompts, sampling_params: Params | None = None
+    ) -> BatchExplanation: ...
+    def explain(
+        self, prompts: Prompts | None = None, sampling_params: Params | None = None
+    ) -> Explanation | BatchExplanation:
+        """Without arguments: persona, plan, what was measured and where memory went.
+
+        With those of `generate`: the steps that it would take, on which path each, and why not on a
+        better one, as if the engine were idle, its prefix cache were empty and no stop token came.
+        Nothing runs, is captured or counted.
+
+        Raises:
+            RequestError: a prompt or an option is invalid, as in `generate`.
+
+        Example:
+            print(llm.explain([[1] * 1024] * 32, SamplingParams(max_tokens=64, logprobs=5)))
+            llm.explain("Hello").why_not("decode_graph")  # {"the step holds prompt tokens": 1}
+        """
         engine = self.engine
-        return explanation_of(engine.settled, engine.worker.runner)
+        if prompts is None:
+            return explanation_of(engine.settled, engine.worker.runner)
+        listed = _listed(prompts)
+        return rehearse(engine, listed, self._params(sampling_params, len(listed)))
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start (steps by path and reason, tokens, endings) and memory now."""

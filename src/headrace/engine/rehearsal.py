@@ -59,11 +59,11 @@ class ForeseenSteps:
 
     def __str__(self) -> str:
         first = " (made ready first)" if self.prepares else ""
-        head = (
-            f"{self.steps} {self.kind} step{'s' if self.steps > 1 else ''} of "
-            f"{_range(self.sequences)} sequences, {_range(self.tokens)} tokens: {self.path}{first}"
+        return (
+            f"{_range((self.steps, self.steps), f'{self.kind} step')} of "
+            f"{_range(self.sequences, 'sequence')}, {_range(self.tokens, 'token')}: "
+            f"{self.path}{first}"
         )
-        return "\n".join((head, *(f"  not {refusal}" for refusal in self.refused)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,16 @@ class BatchExplanation:
         }
 
     def __str__(self) -> str:
-        more = () if self.complete else ("and more",)
-        return "\n".join((*map(str, self.steps), *more))
+        """Steps in their order; what every step refuses is told once, at the end."""
+        always = set.intersection(*(set(each.refused) for each in self.steps))
+        lines: list[str] = []
+        for each in self.steps:
+            lines.append(str(each))
+            lines += [f"  not {refusal}" for refusal in each.refused if refusal not in always]
+        if not self.complete:
+            lines.append(f"and more: these are the first {MOST_STEPS}")
+        told = [refusal for refusal in self.steps[0].refused if refusal in always]
+        return "\n".join((*lines, *(f"no step: {refusal}" for refusal in told)))
 
 
 def rehearse(
@@ -176,8 +184,11 @@ def _grouped(taken: Sequence[_Taken]) -> "list[ForeseenSteps]":
     return found
 
 
-def _range(bounds: tuple[int, int]) -> str:
-    return f"{bounds[0]:,}" if bounds[0] == bounds[1] else f"{bounds[0]:,} to {bounds[1]:,}"
+def _range(bounds: tuple[int, int], noun: str) -> str:
+    """1 token; 4 to 8 sequences."""
+    least, most = bounds
+    count = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{count} {noun}{'' if most == 1 else 's'}"
 
 
 class _DryRows:
