@@ -91,6 +91,7 @@ def test_json_has_everything(fake, capsys) -> None:
         ("--logprobs-mode", "processed"),
         ("--logprob-token-ids", "1,2"),
         ("--return-hidden-states", "all"),
+        ("--return-routed-experts",),
     ],
 )
 def test_what_text_cannot_show_needs_json(fake, capsys, flags) -> None:

@@ -1,4 +1,4 @@
-"""Experts of the tokens of a request: one row a position, whatever batches, chunks and cache did."""
+"""Experts of the tokens of a request: one row a position, whatever batch, chunks and cache did."""
 
 import random
 from pathlib import Path
@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from operator_recorder import as_if_on_a_gpu
 from tiny_engine import make_engine, run_all, run_alone, write_checkpoint
 
 from headrace.base.errors import RequestError
 from headrace.engine.engine import Engine
+from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.outputs import RequestOutput
 from headrace.request.sampling_params import SamplingParams
 
@@ -38,11 +40,11 @@ def prompts() -> list[list[int]]:
     return lists
 
 
-Truth = dict[int, NDArray[np.int32]]
+Truth = list[tuple[list[int], NDArray[np.int32]]]
 
 
 @pytest.fixture(scope="module")
-def truth(folder: Path) -> list[tuple[list[int], NDArray[np.int32]]]:
+def truth(folder: Path) -> Truth:
     """Of each prompt: all tokens, and the experts that the routers chose when these were run as one
     prompt, noted at the routers themselves."""
     engine = make_engine(folder, enable_prefix_cache=False)
@@ -66,7 +68,7 @@ def truth(folder: Path) -> list[tuple[list[int], NDArray[np.int32]]]:
     return found
 
 
-def check(outputs: list[RequestOutput], truth: list[tuple[list[int], NDArray[np.int32]]]) -> None:
+def check(outputs: list[RequestOutput], truth: Truth) -> None:
     for output, (tokens, experts) in zip(outputs, truth, strict=True):
         assert output.prompt_token_ids + output.outputs[0].token_ids == tokens
         routed = output.routed_experts
@@ -105,6 +107,30 @@ def test_what_is_cached_is_computed_again_for_those_who_ask(folder: Path, truth)
     (again,) = run_all(engine, prompts()[-1:], [PLAIN])
     assert again.cached_tokens == 40  # others still read the cache
     assert again.routed_experts is None
+
+
+def test_prefill_graphs_keep_them_too(
+    folder: Path, truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a recorder that needs no GPU; what is recorded writes down padding, too."""
+    as_if_on_a_gpu(monkeypatch)
+    engine = engine_of(
+        folder,
+        prefill_graph="breakable",
+        chunked_prefill_size=13,
+        expert_distribution_recorder_mode="stat",
+    )
+    run_all(engine, prompts()[:1], [ASKS])
+    recorder = ExpertRecorder(engine)
+    recorder.start()
+    outputs = run_all(engine, prompts(), [ASKS] * len(LENGTHS))
+    check(outputs, truth)
+    steps = {entry["path"] for entry in engine.stats()["paths"]}
+    assert "prefill_graph" in steps
+    content = torch.load(recorder.dump(str(tmp_path))["path"], weights_only=True)
+    for layer, counts in enumerate(content["logical_count"]):
+        chosen = np.concatenate([experts[:, layer].flatten() for _, experts in truth])
+        assert counts.tolist() == np.bincount(chosen, minlength=EXPERTS).tolist()
 
 
 def test_only_some_rows_ask(folder: Path, truth) -> None:
