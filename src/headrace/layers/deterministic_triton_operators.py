@@ -24,8 +24,6 @@ from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import Rotation
 from headrace.layers.triton_operators import ACTIVATIONS
 
-TOKENS_FORM = 1 << 20  # `norm_rope_write` for so many tokens is what every step takes
-
 
 class DeterministicTritonOperators:
     """Operators on a CUDA device, for weights kept dense.
@@ -41,9 +39,7 @@ class DeterministicTritonOperators:
         self._pdl = pdl
         self._product: Any = import_module(f"{room}.invariant_product_triton").invariant_product
         self._rms_norm: Any = import_module(f"{room}.norms_triton").rms_norm
-        rope = import_module(f"{room}.norm_rope_write_triton")
-        self._rotate: Any = rope.norm_rope_write
-        self._tile_tokens: Any = rope.tile_tokens
+        self._rotation: Any = import_module(f"{room}.norm_rope_write_triton")
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
         normed: Tensor = self._rms_norm(x, norm.weight, eps=norm.eps, pdl=self._pdl)
@@ -84,8 +80,9 @@ class DeterministicTritonOperators:
         """As `Operators.rotate_and_write`; keys and values are always read from the pool."""
         keys, values = attention.pool.key_value(attention.pool_layer)
         q_norm, k_norm = attention.q_norm, attention.k_norm
+        rotation_kernel = self._rotation
         largest = max(attention.head_dim, attention.v_head_dim)
-        q: Tensor = self._rotate(
+        q: Tensor = rotation_kernel.norm_rope_write(
             qkv,
             rotation.cache,
             rotation.positions,
@@ -96,7 +93,8 @@ class DeterministicTritonOperators:
             k_norm=None if k_norm is None else k_norm.weight,
             eps=0.0 if q_norm is None else q_norm.eps,
             pdl=self._pdl,
-            tile=self._tile_tokens(TOKENS_FORM, largest),
+            # Every step takes the form of many tokens.
+            tile=rotation_kernel.tile_tokens(rotation_kernel.MANY_TOKENS, largest),
         )
         return q, None
 

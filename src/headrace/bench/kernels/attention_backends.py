@@ -139,7 +139,7 @@ def make(case: Case) -> tuple[ForwardBatch, Tensor, list[Layer]]:
     return batch, q, [Layer(pool=pool, pool_layer=layer) for layer in range(copies)]
 
 
-def backend_of(name: str, case: Case) -> AttentionBackend:
+def backend_of(name: str, case: Case, *, deterministic: bool = False) -> AttentionBackend:
     setting = AttentionSetting(
         group=GROUP,
         attention=ATTENTION,
@@ -149,16 +149,16 @@ def backend_of(name: str, case: Case) -> AttentionBackend:
         dtype=DTYPE,
         device=DEVICE,
     )
-    return build_attention_backend(name, name, setting)
+    return build_attention_backend(name, name, setting, deterministic=deterministic)
 
 
-def measure(name: str, case: Case) -> float:
+def measure(name: str, case: Case, *, deterministic: bool = False) -> float:
     """Microseconds of one layer. Raises where the result is wrong."""
     batch, q, layers = make(case)
     reference = backend_of("torch_native", case)
     reference.prepare_metadata(batch)
     expected = reference.forward(q, layers[0], batch).float()
-    backend = backend_of(name, case)
+    backend = backend_of(name, case, deterministic=deterministic)
     if case.graph:
         backend.capture_buffers(Bucket(tokens=case.rows, sequences=case.rows))
         backend.prepare_metadata_in_graph(batch)

@@ -80,8 +80,12 @@ def library_call(product: Product, rows: int) -> Callable[[Tensor], Tensor]:
     return partial(F.linear, x)
 
 
-def reader(product: Product, rows: int) -> Callable[[Tensor], object]:
-    """The kernel behind the product; takes its result, which may be in parts or gated already."""
+def reader(product: Product, rows: int, *, tile: int | None = None) -> Callable[[Tensor], object]:
+    """The kernel behind the product; takes its result, which may be in parts or gated already.
+
+    Args:
+        tile: tokens of a program of the rotation, which else follow `rows`.
+    """
     from headrace.kernels.gated_activation_triton import gated_activation
     from headrace.kernels.norm_rope_write_triton import norm_rope_write
     from headrace.kernels.norms_triton import rms_norm, sum_rms_norm
@@ -102,7 +106,7 @@ def reader(product: Product, rows: int) -> Callable[[Tensor], object]:
         norms = {"q_norm": draw(HEAD_DIM), "k_norm": draw(HEAD_DIM), **NORM}
         table = torch.randn(2048, HEAD_DIM, device="cuda")
         return lambda out: norm_rope_write(
-            out, table, slots, keys, values, slots, dtype=DTYPE, **norms
+            out, table, slots, keys, values, slots, dtype=DTYPE, tile=tile, **norms
         )
     return lambda out: out
 
