@@ -20,7 +20,7 @@ from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
 from headrace.engine.progress import Progress
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
-from headrace.engine.rehearsal import BatchExplanation, rehearse
+from headrace.engine.rehearsal import BatchExplanation, DryRequest, rehearse
 from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.turns import Turns
 from headrace.request.pooling_params import PoolingParams
@@ -220,7 +220,14 @@ class LLM:
         if prompts is None:
             return explanation_of(engine.settled, engine.worker.runner)
         listed = _listed(prompts)
-        return rehearse(engine, listed, self._params(sampling_params, len(listed)))
+        if not listed:
+            raise RequestError("No prompt was given", remedy="Give those of a call of generate")
+        params = self._params(sampling_params, len(listed))
+        requests = []
+        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
+            with _naming(index):
+                requests.append(DryRequest.of(engine, prompt, each))
+        return rehearse(engine, requests)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start (steps by path and reason, tokens, endings) and memory now."""

@@ -20,6 +20,7 @@ from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.rows import RowStart
 from headrace.engine.engine import Engine
+from headrace.engine.requests import PreparedRequest
 from headrace.execution.token_ring import InFlight
 from headrace.memory.arena import Arena
 from headrace.memory.req_to_token import ReqToTokenPool
@@ -116,38 +117,46 @@ class BatchExplanation:
         return "\n".join((*lines, *(f"no step: {refusal}" for refusal in told)))
 
 
-def rehearse(
-    engine: Engine, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
-) -> BatchExplanation:
-    """What the engine would do with these requests, were they all it had.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRequest:
+    """A request that will not run. `grammar`: it asks for a form, whose mask waits for tokens."""
 
-    Raises:
-        RequestError: one of them can never be served.
-    """
-    prepared = [
-        # A grammar would begin to be compiled: that there is one is all that counts here.
-        engine.prepare(prompt, replace(each, structured=None))
-        for prompt, each in zip(prompts, params, strict=True)
-    ]
-    longest = max((len(each.token_ids) + each.max_tokens for each in prepared), default=1)
-    rows = sum(each.n for each in params)
+    prepared: PreparedRequest
+    grammar: bool
+
+    @classmethod
+    def of(cls, engine: Engine, prompt: Prompt, params: SamplingParams) -> "DryRequest":
+        """Raises `RequestError` where it can never be served. Its grammar is not compiled."""
+        return cls(
+            prepared=engine.prepare(prompt, replace(params, structured=None)),
+            grammar=params.structured is not None,
+        )
+
+    def admission(self) -> Admission:
+        """Of one of its sequences."""
+        masked = self.grammar or self.prepared.bad_words is not None
+        mask = _OpenMask(needs_last_token=self.grammar) if masked else None
+        return Admission(sink=_NoSink(), host_mask=mask)
+
+
+def rehearse(engine: Engine, requests: Sequence[DryRequest]) -> BatchExplanation:
+    """What the engine would do with one or more requests, were they all it had."""
+    prepared = [request.prepared for request in requests]
+    longest = max(len(each.token_ids) + each.max_tokens for each in prepared)
+    rows = sum(each.params.n for each in prepared)
     worker = _DryWorker(_DryRunner(engine.worker.runner, rows=rows, longest=longest))
     scheduler = _DryScheduler(cast("TpModelWorker", worker), lambda token: None)
-    for index, (each, asked) in enumerate(zip(prepared, params, strict=True)):
-        request = Request(
-            request_id=str(index), prompt_token_ids=each.token_ids, params=each.params
+    for index, (each, request) in enumerate(zip(prepared, requests, strict=True)):
+        scheduler.add(
+            Request(request_id=str(index), prompt_token_ids=each.token_ids, params=each.params),
+            each.max_tokens,
+            frozenset(),
+            [request.admission() for _ in range(each.params.n)],
         )
-        masked = asked.structured is not None or each.bad_words is not None
-        mask = _OpenMask(needs_last_token=asked.structured is not None) if masked else None
-        admissions = [Admission(sink=_NoSink(), host_mask=mask) for _ in range(asked.n)]
-        scheduler.add(request, each.max_tokens, frozenset(), admissions)
     last: LaunchedStep | None = None
     while (scheduler.has_work or last is not None) and len(worker.taken) < MOST_STEPS:
         last = scheduler.loop(last)
-    return BatchExplanation(
-        steps=tuple(_grouped(worker.taken)),
-        complete=not scheduler.has_work,
-    )
+    return BatchExplanation(steps=tuple(_grouped(worker.taken)), complete=not scheduler.has_work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
