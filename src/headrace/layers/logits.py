@@ -15,6 +15,9 @@ from headrace.kernels.logprobs import token_logprobs
 SLICE_BYTES = 64 * 2**20
 """Memory for the float32 logits of prompt tokens at one time: a prompt of 8,000 tokens over a
 vocabulary of 128,000 would need 4 GiB at once."""
+STATE_UNIT = 2.0**-32
+"""What states are rounded to before they are summed: finer than float32 tells numbers above 1/256,
+and 8,000 states of up to 256 still add up exactly."""
 
 
 class HasHead(Protocol):
@@ -56,7 +59,7 @@ def hidden_states(
     Args:
         hidden: [T, H], after the last norm. inner: [M, H] of each inner layer that is asked.
     """
-    sums = [hidden[first:end].sum(0, dtype=torch.float64) for first, end in request.sums]
+    sums = [exact_sum(hidden[first:end]) for first, end in request.sums]
     tokens = None
     if request.token_index is not None:
         last = hidden.index_select(0, request.token_index)
@@ -64,6 +67,14 @@ def hidden_states(
         if request.layers:
             tokens = torch.stack([*(inner[layer] for layer in request.layers), last], 1)
     return HiddenStates(tokens=tokens, sums=torch.stack(sums) if sums else None)
+
+
+def exact_sum(states: Tensor) -> Tensor:
+    """[n, H] -> [H] float64, the same bits however a prompt is cut into parts that are added up.
+
+    Whole multiples of `STATE_UNIT` add up exactly as long as the sum stays below 2^21.
+    """
+    return (states.double() / STATE_UNIT).round_().sum(0).mul_(STATE_UNIT)
 
 
 def _prompt_logprobs(
