@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.base.errors import ConfigError
-from headrace.config.engine_config import PAGE_SIZES, EngineConfig
+from headrace.config.engine_config import MAX_LAYERS, PAGE_SIZES, EngineConfig
 
 
 class Unprintable:
@@ -52,6 +52,10 @@ BAD: dict[str, list[Any]] = {
     "prefill_attention_backend": NOT_NAMES,
     "decode_attention_backend": NOT_NAMES,
     "decode_graph": [*NOT_CHOICES, None, 5, [0], [1, "2"], [1.0], (True,), {1}, range(3)],
+    "hidden_state_layers": [
+        *[value for value in NOTHINGS if not isinstance(value, list | tuple) or value],
+        *[None, 3, True, "3", [1.0], [True], ["1"], {1}, range(3), [MAX_LAYERS + 1]],
+    ],
     "prefill_graph": [*NOT_CHOICES, None],
     "capture": [*NOT_CHOICES, None],
     "cpu_graph": [*NOT_CHOICES, None],
@@ -99,6 +103,7 @@ GOOD: dict[str, list[Any]] = {
     "enable_overlap": [None, True, False],
     "attention_backend": [None, "torch_native"],
     "decode_graph": ["auto", "off", (1, 2), [1, 2], [np.int64(8)]],
+    "hidden_state_layers": [(), (0, -1), [np.int64(3)]],
     "seed": [0, -(2**63), 2**63 - 1, np.int64(3)],
 }
 

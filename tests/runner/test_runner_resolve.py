@@ -12,6 +12,7 @@ from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import assumed_hardware
 from headrace.runner.choices import CheckpointFacts
+from headrace.runner.memory_table import fixed_bytes
 
 
 def test_same_input_same_plan_and_every_decision_has_a_reason() -> None:
@@ -226,6 +227,18 @@ def test_decode_graphs_have_sizes_where_they_can_be_captured() -> None:
     plan(hardware=H100, capture="all", decode_graph="off")  # there are prefill graphs
 
 
+def test_layers_whose_states_graphs_keep() -> None:
+    none = plan(hardware=H100).hidden_state_layers
+    assert (none.value, none.asked) == ((), False)
+    last = persona(LLAMA).traits.num_layers
+    asked = plan(persona(LLAMA), H100, hidden_state_layers=(2, -last - 1, -1, 0))
+    assert (asked.hidden_state_layers.value, asked.hidden_state_layers.asked) == ((0, 2), True)
+    traits, rows = persona(LLAMA).traits, asked.decode_graph.value[-1]
+    fixed = fixed_bytes(traits, asked)["hidden states of graphs"]
+    assert fixed == 2 * rows * traits.hidden_size * 2  # two layers of bfloat16
+    assert "hidden states of graphs" not in fixed_bytes(traits, plan(persona(LLAMA), H100))
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
@@ -258,6 +271,19 @@ def test_what_cannot_be_is_refused_by_name(asked, named: str) -> None:
             "names both phases",
         ),
         ({"load_format": "gguf"}, CPU, LLAMA, "the checkpoint is safetensors"),
+        ({"hidden_state_layers": (0,)}, CPU, LLAMA, "about decode graphs, and the device is a cpu"),
+        (
+            {"hidden_state_layers": (0,), "decode_graph": "off"},
+            H100,
+            LLAMA,
+            "about decode graphs, and they are off",
+        ),
+        (
+            {"hidden_state_layers": (0, 99)},
+            H100,
+            LLAMA,
+            r"0,99 was asked, the model has \d+ layers",
+        ),
     ],
 )
 def test_conflicts(asked, hardware, model, reason: str) -> None:
