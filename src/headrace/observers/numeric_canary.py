@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput
+from headrace.observers.closeness import worst_logits, worst_token
 from headrace.observers.divergence import Divergence
 from headrace.observers.step_contents import KeyValue, StepContents
 from headrace.observers.step_observer import Evidence, ForwardRun
@@ -31,8 +33,7 @@ log = get_logger(__name__)
 NAME = "numeric_canary"
 REPORT = f"{NAME}.report"
 IN_PARTS = ("split_prefill",)
-NUMBERS_OF_LAYER = 4  # error and place of K, error and place of V
-NUMBERS_OF_LOGITS = 3  # error, place, largest difference
+NUMBERS = 4  # of a report: for the logits, and for each layer (error and place of K, and of V)
 
 Reference = Callable[[ForwardBatch], StepContents]
 ReadAgain = Callable[[ForwardBatch], Sequence[KeyValue]]
@@ -133,22 +134,23 @@ class NumericCanary:
         return due
 
     def _report(self, number: int, expected: StepContents, evidence: Evidence) -> Tensor:
-        """[1 + 4 L (+ 3)] float64 on the device: the number, then errors and places."""
-        written = self.read(expected.batch)
-        parts = []
-        for slots, ours, theirs in zip(expected.slots, expected.keys_values, written, strict=True):
-            live = slots != 0
-            parts += [
-                worst(real, reference, live) for real, reference in zip(theirs, ours, strict=True)
-            ]
+        """[1 + 4 + 4 L] float64 on the device: the number, what `worst_logits` says (NaN where no
+        row samples), and `worst_token` of each layer's K and V."""
+        by_layer = [
+            worst_token(written, ours, slots != 0)
+            for slots, reference, real in zip(
+                expected.slots, expected.keys_values, self.read(expected.batch), strict=True
+            )
+            for written, ours in zip(real, reference, strict=True)
+        ]
+        head = torch.full((1,), number, dtype=torch.float64, device=by_layer[0].device)
         output, logits, index = evidence.output, expected.logits, expected.token_index
-        if logits is not None and index is not None and isinstance(output, LogitsProcessorOutput):
-            live = expected.slots[0].index_select(0, index) != 0
-            found = worst_logits(output.next_token_logits, logits, live)
-            found[1:2] = index.index_select(0, found[1:2].long())  # of the step, not of the rows
-            parts.append(found)
-        head = torch.full((1,), number, dtype=torch.float64, device=parts[0].device)
-        return torch.cat((head, *parts))
+        if logits is None or index is None or not isinstance(output, LogitsProcessorOutput):
+            return torch.cat((head, head.new_full((NUMBERS,), torch.nan), *by_layer))
+        live = expected.slots[0].index_select(0, index) != 0
+        found = worst_logits(output.next_token_logits, logits, live)
+        found[1:2] = index.index_select(0, found[1:2].long())  # of the tokens, not of the rows
+        return torch.cat((head, found, *by_layer))
 
     def take(self, host: Mapping[str, Tensor]) -> None:
         """Raises `CanaryError` for a step that diverged, if asked to."""
@@ -169,79 +171,35 @@ class NumericCanary:
 
     def _judge(self, context: _Context, numbers: Sequence[float]) -> Divergence | None:
         """The first difference of a report."""
-        per = NUMBERS_OF_LAYER
-        layers, rest = divmod(len(numbers), per)
-        by_layer = [numbers[per * index : per * (index + 1)] for index in range(layers)]
-        logits = numbers[-NUMBERS_OF_LOGITS:] if rest else None
-        errors = [max(key, value) for key, _, value, _ in by_layer]
-        first: int | None = None
+        logits, layers = numbers[:NUMBERS], numbers[NUMBERS:]
+        by_layer = [layers[at : at + NUMBERS] for at in range(0, len(layers), NUMBERS)]
+        allowed = self.tolerance
+        layer: int | None = None
         parts: tuple[str, ...] = ()
+        error, place = logits[:2]
         for index, (key, key_place, value, value_place) in enumerate(by_layer):
-            allowed = self.tolerance.layer(index)
-            if not max(key, value) <= allowed:
-                first = index
-                parts = tuple(
-                    name for name, error in (("K", key), ("V", value)) if not error <= allowed
-                )
+            tolerance = allowed.layer(index)
+            wrong = [name for name, each in (("K", key), ("V", value)) if each > tolerance]
+            if wrong:
+                layer, parts = index, tuple(wrong)
                 error, place = max((key, key_place), (value, value_place))
                 break
         else:
-            if logits is None or logits[0] <= (allowed := self.tolerance.logits(layers)):
+            tolerance = allowed.logits
+            if isnan(error) or (error <= tolerance and logits[2] <= allowed.single_logit):
                 return None
-            error, place = logits[:2]
         sequence, position = context.token(int(place))
         return Divergence(
             path=context.path,
             bucket=context.bucket,
             backend=context.backend,
-            layer=first,
+            layer=layer,
             parts=parts,
             error=error,
-            tolerance=allowed,
-            errors=(*errors, *(logits[:1] if logits else ())),
-            logit_difference=logits[2] if logits else None,
+            tolerance=tolerance,
+            errors=tuple(max(key, value) for key, _, value, _ in by_layer),
+            logit_difference=None if isnan(logits[3]) else logits[3],
             sequence=sequence,
             position=position,
             sequences=tuple(context.names),
         )
-
-
-def worst(real: Tensor, reference: Tensor, live: Tensor) -> Tensor:
-    """The token that differs most, and by how much of its size.
-
-    A token of small size is held against the usual size of the live tokens, since what went into
-    it was of that size. NaN where the reference has a number is infinitely wrong; nothing is said
-    where the reference has none.
-
-    Args:
-        real, reference: [T, ...], any float dtype. live: [T] bool.
-
-    Returns: [2] float64, error and place; zeros where no token is live.
-    """
-    reference = reference.flatten(1).float()  # [T, n]
-    if not len(reference):
-        return torch.zeros(2, dtype=torch.float64, device=reference.device)
-    size = reference.norm(dim=1)
-    live = live & size.isfinite()
-    usual = torch.where(live, size, 0).square().sum().div(live.sum().clamp_min(1)).sqrt()
-    distance = (real.flatten(1).float() - reference).norm(dim=1)
-    return _largest(distance / torch.maximum(size, usual).clamp_min(1e-30), live)
-
-
-def worst_logits(real: Tensor, reference: Tensor, live: Tensor) -> Tensor:
-    """[3] float64: the largest difference of a row in standard deviations of its logits, the row's
-    place, and the largest difference itself.
-
-    Args:
-        real, reference: [S, V] float32. live: [S] bool.
-    """
-    live = live & reference.isfinite().all(1)
-    difference = (real - reference).abs_().amax(1)  # [S]
-    error = difference / reference.std(1).clamp_min(1e-30)
-    return torch.cat((_largest(error, live), _largest(difference, live)[:1]))
-
-
-def _largest(error: Tensor, live: Tensor) -> Tensor:
-    error = error.nan_to_num(nan=torch.inf, posinf=torch.inf).masked_fill(~live, 0)
-    value, place = error.max(0)
-    return torch.stack((value.double(), place.double()))
