@@ -114,6 +114,8 @@ class CanaryWatch:
         in_steps = (each for each in violations if each.stage != SWEPT)
         for place, found in groupby(in_steps, lambda each: each.place):
             lines, sequence = list(found), shares[place].sequence
+            if sequence.state is State.FINISHED:
+                continue  # told of already, or nobody waits for it
             first = lines[0]
             kinds = 0
             for line in lines:
@@ -126,8 +128,8 @@ class CanaryWatch:
                 pages=frozenset(pages | set(self._pages_from(sequence, first.position))),
                 kinds=kinds,
                 message=f"KV canary: sequence {sequence.name}, {self._where(first)}: "
-                f"{_names(kinds)}; {_what(first)}; {len(lines)} findings, the first {when} the "
-                "model ran",
+                f"{_names(kinds)}; {_what(first)}; found {when} the model ran, "
+                f"{len(lines)} in all",
             )
 
     def _where(self, violation: Violation) -> str:
@@ -205,7 +207,9 @@ class CanaryWatch:
         if not wrong:
             return None
         last = start + share.new_tokens - 1
-        what = "the row is not active" if not wrong[0] else f"expected {right}, found {wrong[0]}"
+        what = "the row is not active"
+        if wrong[0]:
+            what = f"expected {right & _WORD:016x}, found {wrong[0] & _WORD:016x}"
         self._counts["kv_canary_violations"] += 1
         return Finding(
             sequence=sequence,
@@ -243,7 +247,12 @@ def _names(kinds: int) -> str:
 
 
 def _what(violation: Violation) -> str:
-    return f"expected {violation.expected}, found {violation.found}"
+    expected, found = violation.expected, violation.found
+    if violation.kinds & POSITION:
+        return f"the slot holds position {found}"
+    if violation.kinds & (CHAIN | DATA):
+        return f"expected {expected & _WORD:016x}, found {found & _WORD:016x}"
+    return f"expected token {expected}, the slot holds {found}"
 
 
 def _signed(word: int) -> int:

@@ -23,6 +23,7 @@ from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import StepResult, TpModelWorker
 from headrace.sampling.host_logprobs import Decode
 from headrace.sampling.host_mask import HostMask
+from headrace.scheduler.canary_watch import canary_watch
 from headrace.scheduler.chooser import Chooser, Limits, Share
 from headrace.scheduler.launch import (
     BatchBuilder,
@@ -88,6 +89,7 @@ class Scheduler:
         )
         self.counts: Counter[str] = Counter()
         self.history = StepHistory()
+        self._canary = canary_watch(runner, self.keeper, self.counts)
         self._builder = BatchBuilder(runner.device, self.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
@@ -301,6 +303,8 @@ class Scheduler:
     def _run(self, shares: list[Share]) -> LaunchedStep:
         built = self._build(shares)
         launched = time.perf_counter()
+        if self._canary is not None:
+            self._canary.before_launch()
         result = self.worker.forward_batch_generation(built.batch)
         _hold(shares)
         return self._launched(built, result, launched)
@@ -358,6 +362,9 @@ class Scheduler:
         finally:
             self.history.take(step)
         self.worker.runner.observers.take(results.evidence)
+        if self._canary is not None:
+            for sequence, message in self._canary.judge(step.shares):
+                self._finish(sequence, Finished("error", message=message))
         take_prompt_logprobs(step, results, self._decode_token)
         logprobs = sampled_logprobs(step, results, self._decode_token)
         finite = dict.fromkeys((share.sequence for share in step.shares), True)

@@ -78,6 +78,7 @@ class Sequence:
         mask_is_ready: its host mask, if it has one, can be asked.
         state_rows, routing_rows: hidden states and experts that its request asks for; `None` where
             it asks for none.
+        canary_chain: tokens, and the KV canary's chain behind them.
         state_sum: [H] float64, sum of the hidden states of `computed` tokens, for a mean.
         queued: seconds of `time.perf_counter`. queue_seconds: from then to its first row; `None`
             until it has had one.
@@ -113,6 +114,7 @@ class Sequence:
     prompt_entries: list[dict[int, Logprob] | None] = field(default_factory=list)
     state_rows: StateRows | None = None
     routing_rows: RoutingRows | None = None
+    canary_chain: tuple[int, int] = (-1, 0)
     state_sum: FloatArray | None = None
     paths: list[tuple[str, int]] = field(default_factory=list)
 
