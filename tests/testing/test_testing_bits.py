@@ -1,0 +1,113 @@
+"""Deterministic mode: random workloads give every request the bits that it has alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.attention import selection
+from headrace.attention.torch_native import TorchNativeBackend
+from headrace.config.engine_config import EngineConfig
+from headrace.layers.cpu_operators import CpuOperators
+from headrace.layers.deterministic_operators import DeterministicCpuOperators
+from headrace.layers.row_blocks import RowBlockFormat
+from headrace.layers.weight_formats import DENSE
+from headrace.testing import bits as bits_module
+from headrace.testing.bits import BitsReport, check_bits
+from headrace.testing.tiny_models import TINY_MODELS, write_tiny_model
+
+DTYPES = ("float32", "bfloat16")
+
+
+def bits(
+    folder: Path, family: str, *, workloads: int, each: int = 2, seed: int = 0, **options: Any
+) -> BitsReport:
+    settings = {"device": "cpu", "load_format": "dummy", "seed": 3, "deterministic": True}
+    config = EngineConfig(model=str(write_tiny_model(folder, family)), **(settings | options))
+    return check_bits(config, workloads=workloads, each=each, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "seed"), [("llama", 0), ("gemma3", 1)])
+def test_a_request_has_the_bits_that_it_has_alone(
+    tmp_path: Path, family: str, seed: int, dtype: str
+) -> None:
+    report = bits(tmp_path, family, workloads=6, seed=seed, dtype=dtype)
+    assert not report.differences, str(report)
+    assert report.requests > 20
+    assert report.tokens > 100
+    assert report.cached_tokens > 100
+    assert report.retractions > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", TINY_MODELS)
+def test_two_hundred_workloads(tmp_path: Path, family: str, dtype: str) -> None:
+    report = bits(tmp_path, family, workloads=200 // len(TINY_MODELS), seed=7, dtype=dtype)
+    assert not report.differences, str(report)
+
+
+@pytest.mark.slow
+def test_two_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        report = bits(tmp_path, "llama", workloads=20, seed=9)
+    finally:
+        torch.set_num_threads(before)
+    assert not report.differences, str(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_on_a_gpu(tmp_path: Path, family: str) -> None:
+    report = bits(tmp_path, family, workloads=12, each=3, seed=11, device="cuda", dtype="bfloat16")
+    assert not report.differences, str(report)
+    assert {"eager", "decode_graph", "prefill_graph"} <= set(report.paths)
+    assert report.cached_tokens > 100
+    assert report.retractions > 2
+
+
+# ---- planted faults are found
+
+
+def test_the_default_operators_follow_the_batch(tmp_path: Path) -> None:
+    report = bits(tmp_path, "llama", workloads=2, deterministic=False)
+    assert len(report.differences) > report.requests / 2
+
+
+def norm_by_a_dot_product(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeterministicCpuOperators, "norm", CpuOperators.norm)
+
+
+def products_of_any_number_of_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("headrace.runner.model_runner.WEIGHT_FORMATS", {"onednn": DENSE, "dense": DENSE})
+    patch.setattr(RowBlockFormat, "apply", lambda self, *given: DENSE.apply(*given))
+
+
+def attention_cut_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(selection, "_classes", lambda name, need: (TorchNativeBackend,))
+    patch.setattr(TorchNativeBackend, "refusals", classmethod(lambda backend, need, hardware: []))
+    patch.setattr(selection, "need_refusals", lambda name, capabilities, need: [])
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [norm_by_a_dot_product, products_of_any_number_of_rows, attention_cut_by_the_longest_row],
+)
+def test_one_operator_that_follows_the_batch_is_found(
+    tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert bits(tmp_path, "llama", workloads=4, dtype="float32").differences
+
+
+def test_the_command_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--workloads", "1", "--device", "cpu", "--family", "llama", "--dtype", "float32"]
+    assert bits_module.main(few) == 0
+    assert "0 differ from alone" in capsys.readouterr().out
+    assert bits_module.main([*few, "--default"]) == 1
+    assert "logprob" in capsys.readouterr().out
