@@ -272,7 +272,11 @@ def test_long_and_short_rope_factors(tmp_path):
     [
         ({"split.count": 3}, UnsupportedError, "one of 3 parts.*merge"),
         ({"general.type": "adapter"}, UnsupportedError, "GGUF adapter"),
-        ({"general.architecture": "mamba"}, UnsupportedError, "mamba.*llama, qwen2, qwen3, gem"),
+        (
+            {"general.architecture": "mamba"},
+            UnsupportedError,
+            "mamba.*llama, qwen2, qwen3, qwen3moe, g",
+        ),
         ({"llama.expert_count": 8}, UnsupportedError, "mixture of experts"),
         ({"llama.attention.value_length": 8}, UnsupportedError, "16 for keys and 8"),
         ({"llama.attention.head_count_kv": [2, 1]}, UnsupportedError, "head_count_kv differs"),

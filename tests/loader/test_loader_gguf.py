@@ -20,6 +20,9 @@ from loader_shapes import CONFIG, make_model
 
 from headrace.base.errors import CapacityError, CheckpointError, UnsupportedError
 from headrace.checkpoint import open_checkpoint
+from headrace.checkpoint.gguf_experts import expert_tensors
+from headrace.checkpoint.gguf_file import GgufTensor
+from headrace.checkpoint.gguf_types import GGML_TYPES
 from headrace.layers.weights import weight_slots
 from headrace.loader import weights as loader
 from headrace.loader.weights import load_weights
@@ -35,14 +38,24 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+SETTINGS = {"llama": {}, "gemma3": GEMMA, "qwen3moe": MOE}
 # Root of the mean squared difference of logprobs from the source model: the rounding of weights.
 NEAR = {"F32": 2e-5, "F16": 5e-3, "Q8_0": 0.1}
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=list(SETTINGS))
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / request.param
-    return write_checkpoint(folder, **(GEMMA if request.param == "gemma3" else {}))
+    return write_checkpoint(folder, **SETTINGS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +81,19 @@ def write_gguf(path: Path, folder: Path, kind: str, architecture: str | None = N
         writer.add_key_length(16)
         writer.add_value_length(16)
         writer.add_sliding_window(8)
+    if family == "qwen3moe":
+        writer.add_key_length(16)
+        writer.add_value_length(16)
+        writer.add_expert_count(MOE["num_experts"])
+        writer.add_expert_used_count(MOE["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(MOE["moe_intermediate_size"])
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), LAYERS)
     held = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        if ".experts." in name:
+            held[name] = _add_experts(writer, name, tensor, kind)
             continue
         stem, suffix = name.rsplit(".", 1)
         held[name] = _add(writer, f"{names.get_name(stem)}.{suffix}", name, tensor, kind, family)
@@ -80,6 +102,19 @@ def write_gguf(path: Path, folder: Path, kind: str, architecture: str | None = N
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def _add_experts(
+    writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, kind: str
+) -> torch.Tensor:
+    """Stacks of gate, up and down, each in a tensor of its own."""
+    layer, both = name.split(".")[2], name.endswith("gate_up_proj")
+    parts = zip(("gate", "up"), tensor.chunk(2, 1), strict=True) if both else [("down", tensor)]
+    held = [
+        _add(writer, f"blk.{layer}.ffn_{part}_exps.weight", name, each.contiguous(), kind, "")
+        for part, each in parts
+    ]
+    return torch.cat(held, 1)
 
 
 def _add(
@@ -121,6 +156,15 @@ def test_a_folder_with_one_file(source: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", source, "F32")
     with open_llm(tmp_path) as llm:
         assert difference(llm, their_model(source)) <= 2e-4
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (0, 8, 32)])
+def test_a_stack_of_experts_that_is_none(shape: tuple[int, ...]) -> None:
+    tensor = GgufTensor(
+        name="blk.0.ffn_up_exps.weight", shape=shape, kind=GGML_TYPES[0], start=0, nbytes=1024
+    )
+    with pytest.raises(CheckpointError, match="experts are stacked"):
+        list(expert_tensors(tensor))
 
 
 def test_an_unknown_architecture_is_one_line(llama: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from headrace.base.errors import CheckpointError
 from headrace.checkpoint.dequantize import Bytes, dequantize
 from headrace.checkpoint.gguf_config import gguf_architecture, gguf_config
+from headrace.checkpoint.gguf_experts import expert_tensors
 from headrace.checkpoint.gguf_file import GgufFile, GgufTensor
 from headrace.checkpoint.gguf_names import hugging_face_name
 from headrace.checkpoint.gguf_rope import ROPE_TENSORS
@@ -36,12 +37,13 @@ class GgufCheckpoint:
         for tensor in self._file.tensors.values():
             if tensor.name in ROPE_TENSORS:
                 continue  # part of the configuration
-            name = hugging_face_name(tensor.name, self._architecture)
-            if name in self._sources:
-                raise CheckpointError(
-                    f"{path} holds {name} twice: {self._sources[name].name} and {tensor.name}"
-                )
-            self._sources[name] = tensor
+            whole = (hugging_face_name(tensor.name, self._architecture), tensor)
+            for name, source in list(expert_tensors(tensor)) or [whole]:
+                if name in self._sources:
+                    raise CheckpointError(
+                        f"{path} holds {name} twice: {self._sources[name].name} and {tensor.name}"
+                    )
+                self._sources[name] = source
         self.tensors: Mapping[str, TensorEntry] = {
             name: TensorEntry(
                 name=name,

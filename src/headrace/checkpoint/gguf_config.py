@@ -29,8 +29,11 @@ GGUF_FAMILIES = {
     "llama": GgufFamily(model_type="llama", architecture="LlamaForCausalLM"),
     "qwen2": GgufFamily(model_type="qwen2", architecture="Qwen2ForCausalLM"),
     "qwen3": GgufFamily(model_type="qwen3", architecture="Qwen3ForCausalLM"),
+    "qwen3moe": GgufFamily(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM"),
     "gemma3": GgufFamily(model_type="gemma3_text", architecture="Gemma3ForCausalLM"),
 }
+
+_WITH_EXPERTS = frozenset({"qwen3moe"})
 
 # Gemma 3 files do not store these; llama.cpp holds them as constants of the family.
 _GEMMA3_LOCAL_THETA = 10_000.0
@@ -56,7 +59,8 @@ def gguf_architecture(file: GgufFile) -> str:
             f"{file.path} is one of {file.metadata['split.count']} parts of a split GGUF file",
             remedy="Join them with llama-gguf-split --merge",
         )
-    if file.metadata.get(f"{architecture}.expert_count", 0) > 0:
+    has_experts = file.metadata.get(f"{architecture}.expert_count", 0) > 0
+    if has_experts and architecture not in _WITH_EXPERTS:
         raise UnsupportedError(
             f"{file.path} holds a mixture of experts of architecture {architecture}",
             remedy=supported + ", without experts",
@@ -95,6 +99,8 @@ def gguf_config(file: GgufFile, architecture: str) -> dict[str, Any]:
         config |= _gemma3_keys(keys, config)
     else:
         config |= _llama_keys(file, keys, architecture)
+    if architecture in _WITH_EXPERTS:
+        config |= _expert_keys(keys)
     config |= _token_id_keys(file.metadata)
     return config
 
@@ -138,6 +144,18 @@ def _llama_keys(file: GgufFile, keys: ArchitectureKeys, architecture: str) -> di
             "architectures": ["MistralForCausalLM"],
         }
     return config
+
+
+def _expert_keys(keys: ArchitectureKeys) -> dict[str, Any]:
+    """All layers have experts. That their weights sum to 1 is a constant of the family in llama.cpp
+    where the file does not say it."""
+    normed = keys.get("expert_weights_norm")
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True if normed is None else normed,
+    }
 
 
 def _gemma3_keys(keys: ArchitectureKeys, config: Mapping[str, Any]) -> dict[str, Any]:
