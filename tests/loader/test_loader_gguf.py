@@ -163,7 +163,7 @@ def test_a_stack_of_experts_that_is_none(shape: tuple[int, ...]) -> None:
     tensor = GgufTensor(
         name="blk.0.ffn_up_exps.weight", shape=shape, kind=GGML_TYPES[0], start=0, nbytes=1024
     )
-    with pytest.raises(CheckpointError, match="experts are stacked"):
+    with pytest.raises(CheckpointError, match="Experts are stacked"):
         list(expert_tensors(tensor))
 
 
