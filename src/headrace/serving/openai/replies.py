@@ -214,6 +214,38 @@ class EmbeddingList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
+# ---- /v1/score
+
+
+class Score(msgspec.Struct):
+    """How alike two texts are: the cosine of their embeddings."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreList(msgspec.Struct):
+    """The reply of /v1/score to pairs of texts, in their order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class TokenScores(msgspec.Struct):
+    """The reply of /v1/score to items: the probability of each label behind each of them."""
+
+    scores: list[list[float]]
+    model: str
+    created: int
+    usage: Usage
+    object: Literal["scoring"] = "scoring"
+
+
 # ---- /v1/models
 
 

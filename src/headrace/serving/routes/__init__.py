@@ -17,6 +17,7 @@ from headrace.serving.routes import (
     metrics,
     models,
     profile,
+    score,
     status,
     tokenize,
 )
@@ -30,6 +31,7 @@ ROUTERS = tuple(
         models,
         embeddings,
         generate,
+        score,
         tokenize,
         information,
         explain,

@@ -1,0 +1,115 @@
+"""From a request for scores to what runs: a token behind each item, or a vector of each text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.base.errors import RequestError
+from headrace.request.messages import Submit
+from headrace.request.pooling_params import PoolingParams
+from headrace.request.sampling_params import SamplingParams
+from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.openai.completion_request import Prompt
+from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.openai.score_request import ScoreRequest
+from headrace.serving.prompts import encode
+from headrace.serving.service import Service
+
+_OF_TOKENS = ("query", "items", "label_token_ids")
+_OF_TEXTS = ("text_1", "text_2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePlan:
+    """What runs.
+
+    Attributes:
+        submits: one per item, or one per text.
+        labels: ids whose probabilities are asked for; empty: likeness of texts is.
+        pairs: places of the texts that are compared.
+    """
+
+    submits: Sequence[Submit]
+    labels: Sequence[int] = ()
+    pairs: Sequence[tuple[int, int]] = ()
+
+
+async def plan_scores(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
+    """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
+    check_extra_fields(body, service.unknown_fields)
+    given = [field for field in (*_OF_TOKENS, *_OF_TEXTS) if getattr(body, field) is not None]
+    if given == list(_OF_TOKENS):
+        return await _plan_tokens(service, body, name)
+    if given == list(_OF_TEXTS):
+        return await _plan_texts(service, body, name)
+    raise invalid(
+        f"Send {', '.join(_OF_TOKENS)}, or {' and '.join(_OF_TEXTS)}; here are "
+        f"{', '.join(given) or 'none of them'}",
+        given[0] if given else "query",
+    )
+
+
+async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
+    query, items, labels = body.query, body.items or (), body.label_token_ids or ()
+    if not labels:
+        raise invalid("label_token_ids is empty", "label_token_ids")
+    prompts: list[Prompt] = []
+    for item in items:
+        first, second = (item, query) if body.item_first else (query, item)
+        if type(first) is not type(second):
+            raise invalid("query and items must both be texts, or both token ids", "items")
+        prompts.append(first + second)  # type: ignore[operator]
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=labels)
+    submits = await _submits(service, body, name, prompts, params=params)
+    return ScorePlan(submits=submits, labels=labels)
+
+
+async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
+    first, second = (
+        [texts] if isinstance(texts, str) else texts or [] for texts in (body.text_1, body.text_2)
+    )
+    if not first or len(first) not in (1, len(second)):
+        raise invalid(
+            f"text_1 has {len(first)} texts and text_2 {len(second)}; send one and many, or as "
+            "many of the one as of the other",
+            "text_1",
+        )
+    submits = await _submits(service, body, name, [*first, *second], pooling=PoolingParams())
+    pairs = [(place % len(first), len(first) + place) for place in range(len(second))]
+    return ScorePlan(submits=submits, pairs=pairs)
+
+
+async def _submits(
+    service: Service,
+    body: ScoreRequest,
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    params: SamplingParams | None = None,
+    pooling: PoolingParams | None = None,
+) -> list[Submit]:
+    most = service.config.max_prompts
+    if len(prompts) > most:
+        raise invalid(f"{len(prompts)} texts are more than {most}, which go together")
+    special, submits = body.add_special_tokens is not False, []
+    for place, prompt in enumerate(prompts):
+        text = prompt if isinstance(prompt, str) else None
+        try:
+            ids = (
+                await encode(service, prompt, add_special_tokens=special)
+                if isinstance(prompt, str)
+                else prompt
+            )
+        except RequestError as error:
+            raise from_prompt(error, place) from error
+        submits.append(
+            Submit(
+                request_id=f"{name}/{place}",
+                prompt_token_ids=ids,
+                params=params or SamplingParams(),
+                prompt_text=text,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                pooling=pooling,
+            )
+        )
+    return submits
