@@ -1,8 +1,9 @@
 """Dry steps on a GPU that is not there, then steps of all kinds; prints as JSON what they compiled.
 
 Run in a process of its own, since Triton must not be interpreting, with `tests/kernels` on the path
-and the folders of dummy models as arguments. The compiler is faked: which variants a launch asks
-for is decided before it, and is all that counts here.
+and the folders of dummy models as arguments; behind `--deterministic` those of that mode follow.
+The compiler is faked: which variants a launch asks for is decided before it, and is all that counts
+here.
 """
 
 import json
@@ -62,8 +63,13 @@ from headrace.config.engine_config import EngineConfig  # noqa: E402
 from headrace.kernels import (  # noqa: E402
     decode_attention_triton,
     extend_attention_triton,
+    invariant_product_triton,
     sampling_triton,
 )
+from headrace.layers.deterministic_triton_operators import (  # noqa: E402
+    DeterministicTritonOperators,
+)
+from headrace.layers.invariant_format import InvariantFormat  # noqa: E402
 from headrace.layers.triton_operators import TritonOperators  # noqa: E402
 from headrace.runner import dry_steps, model_runner  # noqa: E402
 from headrace.runner.assembly import settle  # noqa: E402
@@ -73,11 +79,11 @@ from headrace.sampling.kernel_sampler import KernelSampler  # noqa: E402
 
 ROWS = 256
 DECODING = (1, 2, 3, 5, 16, 17, 31, 50, 64, 65, 100, 128, 129, 200, 256)
-CHUNKS = (1, 2, 5, 15, 33, 70, 200, 500)
+CHUNKS = (1, 2, 5, 15, 33, 70, 200, 500, 900)
 
 
-def fake_choices() -> None:
-    for module in (triton_backend, decode_attention_triton):
+def fake_choices(deterministic: bool) -> None:
+    for module in (triton_backend, decode_attention_triton, invariant_product_triton):
         module.multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
     sampling_triton._multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
     extend_attention_triton.shared_memory = lambda device: faked_gpu.SHARED
@@ -86,11 +92,12 @@ def fake_choices() -> None:
     kernels = Decision(name="operators", value="triton", reason="what is tested")
     model_runner.choose_operators = lambda device, form, deterministic: (
         kernels,
-        TritonOperators(pdl=True),
+        (DeterministicTritonOperators if deterministic else TritonOperators)(pdl=True),
     )
+    model_runner.deterministic_format = lambda *given: InvariantFormat(pdl=True)
 
 
-def runner_of(folder: Path) -> ModelRunner:
+def runner_of(folder: Path, deterministic: bool) -> ModelRunner:
     """A runner with graphs and a pool of few pages, as for the trial."""
     config = EngineConfig(
         model=str(folder),
@@ -101,6 +108,8 @@ def runner_of(folder: Path) -> ModelRunner:
         max_running_requests=ROWS,
         page_size=64,
         max_total_tokens=64 * 20,
+        chunked_prefill_size=8 * max(CHUNKS),
+        deterministic=deterministic,
     )
     settled = settle(config)
     plan = settled.plan
@@ -169,10 +178,14 @@ def a_step(draw: random.Random) -> tuple[ForwardMode, list[int], list[int]]:
 
 
 def main(folders: list[str]) -> None:
-    fake_choices()
     told: dict[str, Any] = {}
+    deterministic = False
     for folder in map(Path, folders):
-        runner = runner_of(folder)
+        if str(folder) == "--deterministic":
+            deterministic = True
+            continue
+        fake_choices(deterministic)
+        runner = runner_of(folder, deterministic)
         layers = list(runner.model.model.layers)
         kernels = dry_steps.compile_kernels(
             runner.paths, runner.kernel_sampler, runner.plan, runner.model, runner.device
@@ -181,7 +194,8 @@ def main(folders: list[str]) -> None:
         ahead, COMPILED[:] = list(COMPILED), []
         assert list(runner.model.model.layers) == layers
         all_steps(runner, random.Random(0))
-        told[folder.name] = {"ahead": ahead, "later": list(COMPILED)}
+        name = f"{folder.name}{' deterministic' if deterministic else ''}"
+        told[name] = {"ahead": ahead, "later": list(COMPILED)}
         COMPILED.clear()
     print(json.dumps(told))
 

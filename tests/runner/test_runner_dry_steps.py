@@ -60,6 +60,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
             sys.executable,
             str(Path(__file__).with_name("dry_steps.py")),
             *(str(folder / name) for name in ("qwen3", "gemma3")),
+            "--deterministic",
+            *(str(folder / name) for name in ("qwen3", "gemma3")),
         ],
         env=environment,
         capture_output=True,
@@ -70,7 +72,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gemma3", "qwen3 deterministic", "gemma3 deterministic"]
+)
 def test_no_step_launches_what_the_dry_steps_did_not_compile(told: Any, family: str) -> None:
     assert told[family]["later"] == []
 
@@ -87,6 +91,14 @@ def test_every_kernel_of_a_decoder_is_there(told: Any) -> None:
     assert counts["_few_rows_kernel"] >= 5  # by rows and shapes
     assert counts["_score_kernel"] == 3  # plain, and before and behind the filters
     assert counts.total() < 60
+
+
+def test_deterministic_kernels_have_few_variants(told: Any) -> None:
+    counts = Counter(told["qwen3 deterministic"]["ahead"])
+    assert counts["_attend_kernel"] == 5  # decode in a graph and outside, whole or spread; extend
+    assert 5 <= counts["_product_kernel"] <= 30  # by rows and shapes
+    others = ("_matvec_kernel", "_few_rows_kernel", "_gate_kernel", "_decode_kernel")
+    assert not any(counts[name] for name in others)
 
 
 def test_windows_are_compiled_for_too(told: Any) -> None:

@@ -108,7 +108,7 @@ def _eager_steps(plan: Plan) -> Iterator[tuple[ForwardMode, list[int], list[int]
     """Mode, new tokens and length after the step of each sequence."""
     longest, rows = plan.max_model_len.value, plan.max_running_requests.value
     largest = plan.chunked_prefill_size.value + rows
-    for tokens in (1, 2, *prefill_sizes(BREAKABLE_SIZES, largest)):
+    for tokens in (1, 2, *prefill_sizes(BREAKABLE_SIZES, largest), largest):
         new = [longest] * (tokens // longest)
         if tokens % longest:
             new.append(tokens % longest)
