@@ -59,6 +59,57 @@ def test_prompts_are_texts_or_ids(tmp_path: Path) -> None:
     ]
 
 
+def test_json_lines_bring_prompts_conversations_and_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    talk = [{"role": "user", "content": "Hi"}]
+    lines = (
+        {"prompt": "a text", "max_tokens": 3},
+        {"prompt": [1, 2]},
+        {"messages": talk, "max_tokens": 4},
+    )
+    file.write_text("\n".join(map(json.dumps, lines)))
+    first, second, third = read_prompts(str(file))
+    assert (first.prompt, first.max_tokens) == ("a text", 3)
+    assert (second.prompt, second.max_tokens) == ([1, 2], None)
+    assert (third.messages, third.max_tokens) == (talk, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"prompt": "a"', "is no JSON"),
+        ('{"prompt": "a", "temperature": 1}', "has temperature"),
+        ('{"max_tokens": 3}', "either prompt or messages"),
+        ('{"prompt": "a", "messages": []}', "either prompt or messages"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0"),
+        ('{"prompt": [1, "b"]}', "neither text nor ids"),
+        ('{"messages": "hi"}', "a list of objects"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(
+    config_only: str, tmp_path: Path, capsys, line: str, told: str
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(line)
+    assert main(["verify", config_only, *FLAGS, "--prompts", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert str(file) in error
+
+
+def test_reports_go_to_files_beside_the_table(
+    config_only: str, prompts: str, tmp_path: Path, capsys
+) -> None:
+    data, page = tmp_path / "report.json", tmp_path / "report.html"
+    command = ["verify", config_only, *FLAGS, "--prompts", prompts, "--deep"]
+    assert main([*command, "--json", str(data), "--html", str(page)]) == 0
+    assert "mean KL" in capsys.readouterr().out
+    assert json.loads(data.read_text())["passed"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert main([*command, "--html", str(tmp_path / "none" / "page.html")]) == 2
+    assert "its folder is not there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [None, "\n\n"])
 def test_a_file_without_prompts_is_an_error(
     config_only: str, tmp_path: Path, capsys, content: str | None

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.batch.forward_batch import ForwardBatch
+from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.engine.engine import Engine
-from headrace.runner.worker import StepResult
+from headrace.runner.worker import SplitStep, StepResult
 from headrace.scheduler.sequence import Sequence
 
 
@@ -49,36 +49,48 @@ def watched_steps(
     """Call `take` after each launch that serves the one sequence of a request, while its pages are
     still its own. What `take` reads of the pool is read on the stream of the step."""
     worker = engine.worker
-    launch = worker.forward_batch_generation
+    launch, advance = worker.forward_batch_generation, worker.advance_split
     count = 0
 
-    def watched(batch: ForwardBatch) -> StepResult:
+    def tell(batch: ForwardBatch, bounds: HostBounds, path: str) -> None:
         nonlocal count
+        sequence = _scheduled(engine, request_id)
+        if sequence is None or sequence.row not in bounds.rows:
+            return
+        place = bounds.rows.index(sequence.row)
+        count += 1
+        take(
+            WatchedStep(
+                number=count,
+                kind=batch.mode.name,
+                tokens=batch.facts.tokens,
+                sequences=batch.facts.sequences,
+                path=path,
+                start=bounds.prefix_lens[place],
+                length=bounds.seq_lens[place],
+                pages=tuple(sequence.pages),
+            )
+        )
+
+    def watched_launch(batch: ForwardBatch) -> StepResult:
         bounds = batch.bounds  # as the scheduler made them
         result = launch(batch)
-        sequence = _scheduled(engine, request_id)
-        if sequence is not None and sequence.row in bounds.rows:
-            place = bounds.rows.index(sequence.row)
-            count += 1
-            take(
-                WatchedStep(
-                    number=count,
-                    kind=batch.mode.name,
-                    tokens=batch.facts.tokens,
-                    sequences=batch.facts.sequences,
-                    path=result.path,
-                    start=bounds.prefix_lens[place],
-                    length=bounds.seq_lens[place],
-                    pages=tuple(sequence.pages),
-                )
-            )
+        tell(batch, bounds, result.path)
         return result
 
-    worker.forward_batch_generation = watched  # type: ignore[method-assign]
+    def watched_advance(step: SplitStep, layers: int) -> StepResult | None:
+        result = advance(step, layers)
+        if result is not None:  # the last part of a step
+            batch = step.forward.batch
+            tell(batch, batch.bounds, result.path)
+        return result
+
+    worker.forward_batch_generation = watched_launch  # type: ignore[method-assign]
+    worker.advance_split = watched_advance  # type: ignore[method-assign]
     try:
         yield
-    finally:
-        del worker.forward_batch_generation  # the class's own shows again
+    finally:  # the class's own show again
+        del worker.forward_batch_generation, worker.advance_split
 
 
 def _scheduled(engine: Engine, request_id: str) -> Sequence | None:

@@ -7,6 +7,13 @@ from html import escape
 INK, MUTED, GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 GOOD, BAD, SECOND = "var(--good)", "var(--bad)", "var(--second)"
 LOWEST = 1e-9
+LEGEND = (  # shares of the bound
+    (1e-4, "1/10,000 of the bound, or less"),
+    (1e-2, "1/100"),
+    (1e-1, "1/10"),
+    (1.0, "the bound"),
+    (math.inf, "beyond"),
+)
 
 
 class LogScale:
@@ -37,14 +44,14 @@ def power_text(power: int) -> str:
 
 
 def dots(
-    rows: Sequence[tuple[str, float, bool]], bound: float, *, label: str, width: int = 960
+    rows: Sequence[tuple[str, float, bool]], bound: float, *, label: str, width: int = 1040
 ) -> str:
     """One row per configuration: its value as a dot, against a bound.
 
     Args:
         rows: name, value, whether it passed. label: what the axis measures.
     """
-    left, top, height = 440, 22, 20
+    left, top, height = 560, 22, 20
     axis = LogScale([*(value for _, value, _ in rows), bound], left, width - 70)
     bottom = top + height * len(rows)
     parts = [_vertical(place, top, bottom, text) for place, text in axis.ticks()]
@@ -68,7 +75,7 @@ def heat_map(
     bound: float,
     *,
     label: str,
-    width: int = 960,
+    width: int = 1040,
 ) -> str:
     """Errors by place: a row per configuration, its sequences side by side, a cell per token.
 
@@ -98,8 +105,14 @@ def heat_map(
     for index in range(len(rows)):
         y = top + index * (height + 2) + 12
         parts.append(_text(left - 8, y, str(index + 1), anchor="end", color=INK))
-    bottom = top + len(rows) * (height + 2)
-    return _svg(width, bottom + 6, parts, label)
+    bottom = top + len(rows) * (height + 2) + 14
+    x = float(left)
+    for share, name in LEGEND:
+        fill = _heat(share * bound, bound)
+        parts.append(f'<rect x="{x}" y="{bottom}" width="14" height="12" fill="{fill}"/>')
+        parts.append(_text(x + 20, bottom + 11, name))
+        x += 40 + 7 * len(name)
+    return _svg(width, bottom + 20, parts, label)
 
 
 def layer_lines(

@@ -15,11 +15,13 @@ from headrace.engine.engine import Engine
 from headrace.engine.prompts import NO_TOKENIZER, Prompt, prompt_token_ids
 from headrace.models.decoder import CausalDecoder
 from headrace.runner.assembly import Settled, settle
+from headrace.testing.bits import Alone
 from headrace.testing.calibration import PlainError, calibrated, measure
 from headrace.testing.combinations import Configuration, admitted, pairwise
 from headrace.testing.comparison import HALF, Tolerance, tolerance_of
 from headrace.testing.deep import FLOORS, plain_layer_bounds
 from headrace.testing.judge import Judge
+from headrace.testing.random_workloads import Ask
 from headrace.testing.reference import Reference, exact_float32
 from headrace.testing.verify_report import Result, VerifyReport
 from headrace.testing.workload import (
@@ -51,7 +53,8 @@ def verify(
     deep: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> VerifyReport:
-    """Run the workload in many configurations and hold each against the reference.
+    """Run the workload in many configurations and hold each against the reference; deterministic
+    ones must give every prompt the bits that it has alone, too.
 
     Args:
         asked: the model and what is fixed; what was asked for by name does not vary.
@@ -83,6 +86,7 @@ def verify(
         dtype=settled.plan.dtype.value,
         tolerance=trial.judge.tolerance,
         plain=trial.plain,
+        same_bits=asked.deterministic,
         waves={wave.name: len(wave.prompts) for wave in work},
         results=results,
         refused=found.refused,
@@ -124,7 +128,7 @@ class _Trial:
         if self._dtype in HALF:
             self._calibrate()
         results: list[Result] = []
-        model: CausalDecoder | None = None
+        model = self._run_alone() if self._asked.deterministic else None
         for configuration in chosen:
             engine = _engine(self._asked, configuration, self._work, model)
             model = engine.worker.runner.model
@@ -140,6 +144,20 @@ class _Trial:
             self._tell(f"{len(results)}/{len(chosen)} {configuration}: {verdict}")
         self._reference.close()
         return results
+
+    def _run_alone(self) -> CausalDecoder:
+        """What every prompt gives by itself, which all configurations must equal bit for bit; the
+        weights, for their engines."""
+        alone = Alone(self._asked, longest=self._longest)
+        self.judge.alone = {
+            wave.name: [
+                alone.output(Ask(prompt=prompt, want=params, arrival=0))
+                for prompt, params in zip(wave.prompts, wave.params, strict=True)
+            ]
+            for wave in self._work
+        }
+        alone.engine.close()
+        return alone.engine.worker.runner.model
 
     def _calibrate(self) -> None:
         """Bounds from what plain eager of the same dtype is off by."""
@@ -168,7 +186,7 @@ def _environment(settled: Settled) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": f"{hardware.name}, {hardware.units} units",
+        "device": hardware.name,
         "threads": str(torch.get_num_threads()),
         "packages": ", ".join(sorted(hardware.packages)) or "none",
         "date": time.strftime("%Y-%m-%d %H:%M"),

@@ -208,9 +208,9 @@ def _places(report: VerifyReport) -> str:
     ]
     return (
         "<h2>Where</h2><p class=muted>A row per configuration, a block per sequence (g: greedy, "
-        "s: sampled, number of the prompt), a cell per token of its output: green is a "
-        "ten-thousandth of the bound, red is near it, dark red beyond. A fault of one path or "
-        "page size shows as a row, a hard prompt as a column.</p>"
+        "s: sampled, number of the prompt), a cell per token of its output; its color tells the "
+        "largest difference of a logprob there. A fault of one path or page size shows as a row, "
+        "a hard prompt as a column.</p>"
         + plots.heat_map(rows, names, report.tolerance.logprob, label="difference by place")
     )
 
