@@ -107,7 +107,7 @@ def test_reports_go_to_files_beside_the_table(
     assert json.loads(data.read_text())["passed"]
     assert page.read_text().startswith("<!doctype html>")
     assert main([*command, "--html", str(tmp_path / "none" / "page.html")]) == 2
-    assert "its folder is not there" in capsys.readouterr().err
+    assert "Its folder is not there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, "\n\n"])
