@@ -35,7 +35,8 @@ from tiny_engine import write_checkpoint
 
 HEALTH_EVERY = 0.05  # seconds
 KEEP_ALIVE = 2.0  # seconds; less than the server's: who reuses a connection as it is closed loses
-MOST_GROWTH = 32 * 2**20  # bytes, of server and engine together, from half of the time on
+# Bytes, of server and engine together, from half of the time on; allocators take them in steps.
+MOST_GROWTH = 64 * 2**20
 POOL_TOKENS = 32_768  # 32 MiB
 BAD_BODIES = (
     b"{",
