@@ -31,7 +31,6 @@ from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.testing.combinations import ALL_OFF
 from headrace.testing.random_workloads import (
-    LONGEST_PROMPT,
     MAX_MODEL_LEN,
     Ask,
     Workload,
@@ -93,7 +92,7 @@ def check_bits(
     """
     start = time.perf_counter()
     asked = replace(asked, max_model_len=asked.max_model_len or MAX_MODEL_LEN)
-    alone = _Alone(asked)
+    alone = Alone(asked, longest=MAX_MODEL_LEN)
     counts: Counter[str] = Counter()
     paths: Counter[str] = Counter()
     differences: list[str] = []
@@ -115,7 +114,7 @@ def check_bits(
         for workload in setting.workloads:
             outputs = _run(engine, workload)
             for index, (ask, output) in enumerate(zip(workload.asks, outputs, strict=True)):
-                found = _difference(output, alone.output(ask))
+                found = difference(output, alone.output(ask))
                 if found:
                     name = f"workload {counts['workloads']}, request {index}"
                     differences.append(f"{name}: {found} ({setting})")
@@ -143,17 +142,21 @@ def check_bits(
 COUNTED = ("workloads", "requests", "tokens", "cached_tokens", "retractions")
 
 
-class _Alone:
-    """Runs each request by itself: eager, in one chunk, without cache and overlap."""
+class Alone:
+    """Runs each request by itself: eager, in one chunk, without cache and overlap.
 
-    def __init__(self, asked: EngineConfig) -> None:
+    Args:
+        longest: tokens of the longest sequence.
+    """
+
+    def __init__(self, asked: EngineConfig, *, longest: int) -> None:
         self.engine = Engine(
             replace(
                 asked,
                 **ALL_OFF,
                 page_size=asked.page_size or 16,
-                chunked_prefill_size=2 * LONGEST_PROMPT,
-                max_total_tokens=4 * MAX_MODEL_LEN,
+                chunked_prefill_size=longest,
+                max_total_tokens=max(longest, asked.max_model_len or 0),
                 max_running_requests=1,
                 enable_prefix_cache=False,
                 enable_overlap=False,
@@ -217,7 +220,7 @@ def _count(output: Output, counts: Counter[str], paths: Counter[str]) -> None:
         counts["tokens"] += sum(len(each.token_ids) for each in output.outputs)
 
 
-def _difference(ours: Output, alone: Output) -> str:
+def difference(ours: Output, alone: Output) -> str:
     """The first thing that is not equal, bit for bit; empty when all is."""
     if isinstance(ours, EmbeddingOutput):
         assert isinstance(alone, EmbeddingOutput)

@@ -9,6 +9,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.outputs import RequestOutput
 from headrace.memory.integrity import IntegrityError
 from headrace.request.sampling_params import SamplingParams
+from headrace.testing.bits import Output, difference
 from headrace.testing.combinations import Configuration
 from headrace.testing.comparison import ComparedSequence, Decode, Tally, Tolerance
 from headrace.testing.deep import DeepFinding, FirstWrong, finding_of, written_along
@@ -35,6 +36,7 @@ class Judge:
         self, reference: Reference, work: Sequence[Wave], decode: Decode | None = None
     ) -> None:
         self.tolerance = Tolerance(logprob=0.0, divergence=0.0, excused=0.0)
+        self.alone: dict[str, list[Output]] = {}  # wave -> what the bits must be
         self._reference, self._work, self._decode = reference, work, decode
         self._own: dict[tuple[str, int], Scored] = {}
         self._forced: dict[tuple[str, int, tuple[int, ...]], Scored] = {}
@@ -65,7 +67,7 @@ class Judge:
         tokens: dict[tuple[str, int], list[int]] = {}
         for wave in self._work:
             outputs, missed = run_wave(engine, wave, configuration, salt=wave.name)
-            problems += missed
+            problems += missed + self._other_bits(wave, outputs)
             for index, output in enumerate(outputs):
                 tokens[wave.name, index] = output.outputs[0].token_ids
                 tally.add(wave.name, index, output, self._score(wave, index, output))
@@ -92,6 +94,12 @@ class Judge:
             deep=deep,
             seconds=time.perf_counter() - start,
         )
+
+    def _other_bits(self, wave: Wave, outputs: Sequence[RequestOutput]) -> list[str]:
+        """Prompts that came out otherwise than alone, where that is asked."""
+        pairs = enumerate(zip(outputs, self.alone.get(wave.name, outputs), strict=True))
+        found = ((index, difference(output, alone)) for index, (output, alone) in pairs)
+        return [f"{wave.name} prompt {index}: {text}" for index, text in found if text]
 
     def _score(self, wave: Wave, index: int, output: RequestOutput) -> Scored:
         tokens = output.outputs[0].token_ids

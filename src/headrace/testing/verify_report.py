@@ -60,6 +60,7 @@ class VerifyReport:
         tolerance: what configurations are held to. plain: what plain eager of the same dtype is
             off by, which it follows from; `None` where it is fixed.
         possible: admitted combinations, of which `results` may be a few.
+        same_bits: sequences were held to the bits that they have alone, too.
         waves: name -> prompts. environment: what it ran on, by name.
     """
 
@@ -68,6 +69,7 @@ class VerifyReport:
     dtype: str
     tolerance: Tolerance
     plain: PlainError | None
+    same_bits: bool = False
     waves: Mapping[str, int]
     results: Sequence[Result]
     refused: Sequence[Refusal]
@@ -113,6 +115,7 @@ class VerifyReport:
         return (
             f"|dlogprob| <= {bound.logprob:.2g}, mean KL <= {bound.divergence:.2g} nats, "
             f"excused <= {bound.excused:.1%}"
+            + (", the same bits as alone" if self.same_bits else "")
         )
 
     def refusals_by_reason(self) -> dict[str, list[str]]:
