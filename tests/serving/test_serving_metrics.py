@@ -34,6 +34,7 @@ LOAD = Load(
     cached_tokens=250,
     output_tokens=700,
     retractions=4,
+    kv_canary_violations=7,
 )
 
 
@@ -74,6 +75,7 @@ def test_the_engines_figures(http, engine) -> None:
         "prefix_cache_queries_total": 1000,
         "prefix_cache_hits_total": 250,
         "num_preemptions_total": 4,
+        "kv_canary_violations_total": 7,
         "computed_prompt_tokens_total": 30,
         "failed_steps_total": 0,
         "startup_time_seconds": 1.5,

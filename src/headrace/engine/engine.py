@@ -288,6 +288,7 @@ class Engine:
             cached_tokens=keeper.hit_tokens,
             output_tokens=self.scheduler.counts["output_tokens"],
             retractions=chooser.retractions,
+            kv_canary_violations=self.scheduler.counts["kv_canary_violations"],
         )
 
     def stats(self) -> dict[str, Any]:

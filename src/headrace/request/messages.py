@@ -190,6 +190,7 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
         pages_cached: in the prefix cache. pages_evictable: those of them that nobody reads.
         prompt_tokens: of sequences when they first ran. cached_tokens: those of them that the
             prefix cache held. output_tokens: sampled and taken.
+        kv_canary_violations: slots and fed tokens that the KV canary found wrong.
     """
 
     running: int = 0
@@ -202,6 +203,7 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     retractions: int = 0
+    kv_canary_violations: int = 0
 
     @property
     def kv_usage(self) -> float:

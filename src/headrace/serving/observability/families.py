@@ -141,6 +141,11 @@ def load_families(load: Load, page_size: int) -> Iterator[Family]:
         ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prompt_tokens),
         ("prefix_cache_hits", "Tokens found in the prefix cache.", load.cached_tokens),
         ("num_preemptions", "Sequences that gave up their memory for others.", load.retractions),
+        (
+            "kv_canary_violations",
+            "Slots and tokens that the KV canary found wrong; 0 without one.",
+            load.kv_canary_violations,
+        ),
     )
     for name, told, value in counters:
         yield _one(name, "counter", told, value)
