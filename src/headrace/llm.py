@@ -270,6 +270,44 @@ class LLM:
         with self._turn():
             return Path(ExpertRecorder(self.engine).dump(os.fspath(folder))["path"])
 
+    # ---- watching
+
+    def start_profile(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        steps: int | None = None,
+        stage: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Profile the next steps into a Chrome trace (Perfetto and chrome://tracing read it).
+
+        Args:
+            folder: where the trace goes; made when missing.
+            steps: how many; `None`: until `stop_profile`.
+            stage: "prefill" or "decode": begins with a step of that kind, ends with another.
+            options: start_step, activities, with_stack, record_shapes, prefix, stages: see
+                `StepProfiler.start`.
+
+        Returns: "path" of the trace, which is written when the profile ends.
+
+        Raises:
+            RequestError: a profile runs already, or what was asked cannot be done.
+        """
+        if stage is not None:
+            options["stages"] = (stage,)
+        with self._turn():
+            return self.engine.profiler.start(os.fspath(folder), steps, **options)
+
+    def stop_profile(self) -> dict[str, Any]:
+        """End the profile and write its trace; where it is.
+
+        Raises:
+            RequestError: none runs, or none of its steps came.
+        """
+        with self._turn():
+            return self.engine.profiler.stop()
+
     # ---- end
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def test_admin_routes_can_be_opened(make_service, engine) -> None:
     body = {"output_dir": "/somewhere", "num_steps": 3}
     assert http.post("/start_profile", json=body).status_code == 200
     assert engine.controls[-1] == ("start_profile", {"folder": "/somewhere", "steps": 3})
-    assert http.post("/start_profile", json={"activities": ["GPU"]}).status_code == 400
+    assert http.post("/start_profile", json={"activities": ["MEM"]}).status_code == 400
     engine.control_error = RequestError("The prefix cache cannot be flushed now")
     assert http.get("/flush_cache").status_code == 400
 

@@ -15,6 +15,7 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.explanation import explanation_of, sampling_defaults, uncovered_decode
 from headrace.engine.interrupts import interrupts_held
+from headrace.engine.profiling import StepProfiler
 from headrace.engine.prompts import (
     Prompt,
     bad_words,
@@ -78,8 +79,14 @@ class Engine:
         check_end_tokens(self.eos_token_ids)
         self.default_params = default_params(checkpoint.generation_config)
         self.worker = assemble(self.settled, progress=progress, model=model)
+        self.profiler = StepProfiler(
+            self.worker.runner.spans, next_step=lambda: self.scheduler.counts["steps"] + 1
+        )
         self.scheduler = Scheduler(
-            self.worker, token_text(self.tokenizer), retract_every=retract_every
+            self.worker,
+            token_text(self.tokenizer),
+            before_step=self.profiler.before_step,
+            retract_every=retract_every,
         )
         self.grammars = grammar_compiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
         _log_start(self.settled, self.worker)
@@ -210,6 +217,7 @@ class Engine:
                 self._ongoing = self.scheduler.loop(last)
             finally:
                 ended = self._forget_ended()
+                self.profiler.after_turn()
             if not self.scheduler.has_work:
                 self.settle()  # the last request ended in this turn: its memory is free now
             return ended
@@ -272,6 +280,7 @@ class Engine:
     def close(self) -> None:
         """Abort what runs and let the step in flight end."""
         self.abort(tuple(self._handles))
+        self.profiler.close()
         self.grammars.close()
 
     def load(self) -> Load:

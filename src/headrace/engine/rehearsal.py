@@ -24,6 +24,7 @@ from headrace.engine.requests import PreparedRequest
 from headrace.execution.token_ring import InFlight
 from headrace.memory.arena import Arena
 from headrace.memory.req_to_token import ReqToTokenPool
+from headrace.observers.spans import Spans
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
@@ -213,7 +214,7 @@ class _DryRunner:
         self.kv_budget, self.dtype, self.model = runner.kv_budget, runner.dtype, runner.model
         self.split_prefill, self.explain = runner.split_prefill, runner.explain
         self.device, self.kv_canary = torch.device("cpu"), None
-        self.rows = _DryRows()
+        self.rows, self.spans = _DryRows(), Spans()
         self.req_to_token_pool = ReqToTokenPool(
             Arena("cpu"),
             num_rows=min(rows, runner.plan.max_running_requests.value) + 1,

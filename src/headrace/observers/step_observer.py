@@ -22,6 +22,13 @@ class ForwardRun:
     path: str
     bucket: Bucket
 
+    def __str__(self) -> str:
+        batch, bucket = self.batch, self.bucket
+        return (
+            f"{self.path} {batch.mode.name.lower()}: {batch.num_sequences} rows, "
+            f"{batch.num_tokens} tokens in {bucket.tokens} {bucket.variant}".rstrip()
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:

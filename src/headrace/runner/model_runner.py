@@ -46,6 +46,7 @@ from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
 from headrace.observers.kv_canary import KvCanary
+from headrace.observers.spans import Spans
 from headrace.observers.step_observer import ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
 from headrace.runner.kv_canary_choice import build_kv_canary
@@ -106,6 +107,7 @@ class ModelRunner:
         self.kv_dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype.value)
         self.startup: list[StartupPart] = []
         self.measured: list[Decision[Any]] = []
+        self.spans = Spans()
         self._load_weights = load_weights
 
     # ---- assembly
@@ -337,7 +339,7 @@ class ModelRunner:
         self.selector.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
         run = ForwardRun(batch=batch, path=choice.path.name, bucket=choice.bucket)
-        with self.observers.around(run) as evidence:
+        with self.observers.around(run) as evidence, self.spans("forward", run):
             logits_output = evidence.attach(self._forward_raw(batch, choice, pp_proxy_tensors))
         return ModelRunnerOutput(
             logits_output=logits_output,
@@ -375,10 +377,12 @@ class ModelRunner:
         """
         assert isinstance(choice.path, SplitPrefill), "it began so"
         run = ForwardRun(batch=forward.batch, path=choice.path.name, bucket=choice.bucket)
-        with self.observers.around(run) as evidence:
+        with self.observers.around(run) as evidence, self.spans("forward", run):
             output = choice.path.advance(
                 forward, layers, reinit_attention_backend=reinit_attention_backend
             )
+            if output is not None:
+                evidence.attach(output)
         if output is None:
             return None
         return ModelRunnerOutput(

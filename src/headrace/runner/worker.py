@@ -105,7 +105,8 @@ class TpModelWorker:
         logits = output.logits_output
         assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
         tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | dict(output.evidence)
-        sampled = self.runner.sample(logits, batch)
+        with self.runner.spans("sample"):
+            sampled = self.runner.sample(logits, batch)
         if sampled is not None:
             tensors["tokens"], tensors["finite"] = sampled.next_token_ids, sampled.finite
             tensors |= _pack("logprobs", sampled.logprobs)

@@ -8,7 +8,7 @@ and its row and pages are freed only after the last launched step that names it 
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.base.decision import Decision
@@ -60,12 +60,18 @@ class Scheduler:
     Args:
         worker: runs the steps.
         decode_token: text of a token id, for logprobs; gives `None` without a tokenizer.
+        before_step: called before a step is built, with whether it reads prompts.
         retract_every: retract the latest sequence every n steps (0: never); for tests that prove
             retraction to be transparent.
     """
 
     def __init__(
-        self, worker: TpModelWorker, decode_token: Decode, *, retract_every: int = 0
+        self,
+        worker: TpModelWorker,
+        decode_token: Decode,
+        *,
+        before_step: Callable[[bool], None] | None = None,
+        retract_every: int = 0,
     ) -> None:
         runner: ModelRunner = worker.runner
         plan = runner.plan
@@ -90,6 +96,8 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         self.history = StepHistory()
         self._canary = canary_watch(runner, self.keeper, self.counts)
+        self.spans = runner.spans
+        self._before_step = before_step
         self._builder = BatchBuilder(runner.device, self.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
@@ -211,7 +219,8 @@ class Scheduler:
         self.drop_ended_split()
         if self._split is not None and (finished := self._advance_split(self._split)):
             return finished
-        shares = self.chooser.choose(prompts=self._split is None)
+        with self.spans("schedule"):
+            shares = self.chooser.choose(prompts=self._split is None)
         try:
             shares = self._split_off(shares)
             return self._run(shares) if shares else None
@@ -246,8 +255,10 @@ class Scheduler:
         assert path is not None, "a split has begun"
         others = any(sequence.can_decode for sequence in self.chooser.running)
         layers = path.layers if others else len(self.worker.runner.model.model.layers)
+        self._tell_step(True)
         try:
-            result = self.worker.advance_split(split.step, layers)
+            with self.spans("step", self.counts["steps"] + 1, "in part"):
+                result = self.worker.advance_split(split.step, layers)
         except BaseException as error:
             self._drop(split)
             self._fail(split.built.shares, error)
@@ -301,13 +312,20 @@ class Scheduler:
         self.counts["failed_steps"] += 1
 
     def _run(self, shares: list[Share]) -> LaunchedStep:
-        built = self._build(shares)
-        launched = time.perf_counter()
-        if self._canary is not None:
-            self._canary.before_launch()
-        result = self.worker.forward_batch_generation(built.batch)
+        self._tell_step(any(not share.from_row for share in shares))
+        with self.spans("step", self.counts["steps"] + 1):
+            with self.spans("prepare"):
+                built = self._build(shares)
+            launched = time.perf_counter()
+            if self._canary is not None:
+                self._canary.before_launch()
+            result = self.worker.forward_batch_generation(built.batch)
         _hold(shares)
         return self._launched(built, result, launched)
+
+    def _tell_step(self, is_prefill: bool) -> None:
+        if self._before_step is not None:
+            self._before_step(is_prefill)
 
     def _build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
         runner, admitted = self.worker.runner, self.chooser.take_admitted()
@@ -349,7 +367,8 @@ class Scheduler:
             share.sequence.in_flight -= 1
             share.sequence.pending -= share.samples
         try:
-            self._take_results(step)
+            with self.spans("process", step.number):
+                self._take_results(step)
         except BaseException as error:
             self._fail(step.shares, error)
         finally:
@@ -358,7 +377,8 @@ class Scheduler:
 
     def _take_results(self, step: LaunchedStep) -> None:
         try:
-            results = step.result.collect()
+            with self.spans("wait", step.number):
+                results = step.result.collect()
         finally:
             self.history.take(step)
         self.worker.runner.observers.take(results.evidence)

@@ -8,7 +8,6 @@ from headrace.base.log import get_logger
 from headrace.engine.engine import Engine
 from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.explanation import explanation_of
-from headrace.engine.process.profiling import StepProfiler
 from headrace.request.messages import Control, ControlReply, Failure
 from headrace.runner.report import as_dict
 
@@ -22,7 +21,6 @@ class Controls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._profiler = StepProfiler()
         recorder = ExpertRecorder(engine)
         self._calls: dict[str, Callable[..., dict[str, Any]]] = {
             "stats": engine.stats,
@@ -32,8 +30,8 @@ class Controls:
             "start_expert_distribution": recorder.start,
             "stop_expert_distribution": recorder.stop,
             "dump_expert_distribution": recorder.dump,
-            "start_profile": self._profiler.start,
-            "stop_profile": self._profiler.stop,
+            "start_profile": engine.profiler.start,
+            "stop_profile": engine.profiler.stop,
         }
 
     def reply(self, control: Control) -> ControlReply:
@@ -48,14 +46,6 @@ class Controls:
                 f"{control.name} failed", why=f"{type(error).__name__}: {error}"
             )
         return ControlReply(control.call_id, failure=Failure.of(failure))
-
-    def after_step(self) -> None:
-        """A step was taken: a profile may be complete."""
-        self._profiler.after_step()
-
-    def close(self) -> None:
-        """Write a profile that still runs."""
-        self._profiler.close()
 
     def _call(self, control: Control) -> dict[str, Any]:
         call = self._calls.get(control.name)

@@ -62,7 +62,6 @@ class ServingLoop:
                 if self._engine.has_work:
                     self._pulse.before_step()
                     self._engine.step()
-                    self._controls.after_step()
                     self._pulse.after_step()
                     self._is_quiet = False
                 elif not self._is_prepared and self._entrance.is_empty:
@@ -72,7 +71,6 @@ class ServingLoop:
                 self._tell()
         finally:
             self._engine.close()
-            self._controls.close()
 
     # ---- from the face
 
