@@ -105,6 +105,19 @@ def test_decode_and_prefill_beside_their_floors(llm: LLM) -> None:
     assert other.floor == pytest.approx(floor)
 
 
+def test_turns_that_ask_for_hidden_states_stand_beside_the_others(llm: LLM) -> None:
+    work = StepWork(batches=(2,), context=8, output_len=5, repeats=1, hidden_states="last")
+    (decode,) = StepBench(llm, work, CEILINGS).measure()
+    assert isinstance(decode, Decode)
+    assert decode.states is not None
+    assert len(decode.states.seconds) == 32
+    assert decode.states.paths == {"eager": 32}
+    assert decode.as_dict()["states_seconds"] == decode.states.median
+    (line,) = [line for line in table([decode]).splitlines() if "hidden states" in line]
+    assert line.startswith("  2: every row with hidden states: steady ")
+    assert line.endswith("gap -, eager x32")
+
+
 def decode_result() -> Decode:
     trace = TraceReport(turns=20, gaps=(3.0, 4.0, 50.0), calls={"cudaEventSynchronize": 20})
     steady = Steady(

@@ -3,7 +3,8 @@
 Two times of a decode step are taken. "ms/step" is (time of 64 tokens - time of 1 token) / 63
 through `LLM.generate`, which can be measured of any engine; where prompts are read in several
 steps, rows that decode ride along with them, and this time comes out too low. "steady" is the
-median time of a turn in which every row decodes and no prompt is read.
+median time of a turn in which every row decodes and no prompt is read. It can be taken once more
+with every row asking for its hidden states.
 """
 
 import time
@@ -39,6 +40,8 @@ class StepWork:
         context: tokens of a prompt. output_len: tokens of the long run.
         trace_turns: turns under the profiler, on a GPU; 0 for none.
         mixed: trace too with a row that samples by top-p and one that asks for logprobs.
+        hidden_states: "last" or "all": steady turns too in which every row asks for them, after the
+            last norm and of the layers that graphs keep.
     """
 
     batches: tuple[int, ...]
@@ -48,6 +51,7 @@ class StepWork:
     repeats: int = 3
     trace_turns: int = 20
     mixed: bool = False
+    hidden_states: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Decode steps of one batch size; floors and steps in seconds."""
+    """Decode steps of one batch size; floors and steps in seconds.
+
+    `states`: steady turns in which every row asks for hidden states, `None` where none were taken.
+    """
 
     batch: int
     prompt_len: int
@@ -116,6 +123,7 @@ class Decode:
     floor: float
     steady: Steady
     mixed_trace: TraceReport | None = None
+    states: Steady | None = None
 
     @property
     def step(self) -> float:
@@ -143,6 +151,8 @@ class Decode:
             "refused": list(steady.refused),
             "trace": None if steady.trace is None else steady.trace.as_dict(),
             "mixed_trace": None if self.mixed_trace is None else self.mixed_trace.as_dict(),
+            "states_seconds": None if self.states is None else self.states.median,
+            "states_paths": None if self.states is None else self.states.paths,
         }
 
 
@@ -160,6 +170,13 @@ class StepBench:
         explanation = llm.explain()
         self._traits, plan = explanation.persona.traits, explanation.plan
         self._dtypes = {"dtype": plan.dtype.value, "kv_dtype": plan.kv_cache_dtype.value}
+        kept = plan.hidden_state_layers.value
+        self._states: dict[str, Any] = {}  # of every row, in the turns that ask for hidden states
+        if work.hidden_states != "none":
+            self._states = {
+                "return_hidden_states": work.hidden_states,
+                "hidden_state_layers": (*kept, -1),
+            }
         self._traced = plan.device.value == "cuda" and work.trace_turns > 0
         self._first_tokens: dict[int, tuple[tuple[float, ...], dict[str, int]]] = {}
         for batch in work.prefills:
@@ -197,13 +214,14 @@ class StepBench:
             long=tuple(long),
             context=context,
             floor=self._decode_floor(batch, context),
-            steady=self._steady(batch),
+            steady=self._steady(batch, {}),
+            states=self._steady(batch, self._states) if self._states else None,
             mixed_trace=self._mixed_trace(batch) if self._traced and work.mixed else None,
         )
 
-    def _steady(self, batch: int) -> Steady:
+    def _steady(self, batch: int, params: dict[str, Any]) -> Steady:
         prompts = self._prompts(batch, self._work.repeats)
-        with Decoding(self._llm, prompts, [{}] * batch, self._turns) as decoding:
+        with Decoding(self._llm, prompts, [params] * batch, self._turns) as decoding:
             before, started = self._path_counts(), decoding.context
             seconds = tuple(decoding.turn() for _ in range(STEADY_TURNS))
             taken = self._path_counts() - before
@@ -303,6 +321,7 @@ def table(found: Sequence[Decode | Prefill]) -> str:
             f"{'steady ms':>11}{'ratio':>7}{'gap us':>9}{'mixed gap':>11}  path"
         )
         lines += map(_decode_line, decodes)
+        lines += map(_states_line, (entry for entry in decodes if entry.states is not None))
         lines += [*_refusals(decodes), *(note for entry in decodes for note in _calls(entry))]
     prefills = [entry for entry in found if isinstance(entry, Prefill)]
     if prefills:
@@ -320,6 +339,16 @@ def _decode_line(entry: Decode) -> str:
         f"{entry.step / entry.floor:>7.2f}{steady.median * 1e3:>11.3f}"
         f"{steady.median / steady.floor:>7.2f}{_gap(steady.trace):>9}"
         f"{_gap(entry.mixed_trace):>11}  {_paths(steady.paths)}"
+    )
+
+
+def _states_line(entry: Decode) -> str:
+    plain, states = entry.steady, entry.states
+    assert states is not None, "only where they were taken"
+    more = states.median / plain.median - 1
+    return (
+        f"  {entry.batch}: every row with hidden states: steady {states.median * 1e3:.3f} ms, "
+        f"{more:+.1%}, gap {_gap(states.trace)}, {_paths(states.paths)}"
     )
 
 

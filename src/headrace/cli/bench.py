@@ -81,6 +81,7 @@ def step(arguments: argparse.Namespace) -> int:
         repeats=arguments.repeats,
         trace_turns=arguments.trace_turns,
         mixed=arguments.mixed,
+        hidden_states=arguments.hidden_states,
     )
     with start(arguments) as llm:
         setting = Setting.of(llm, threads=threads, repeats=arguments.repeats)

@@ -23,6 +23,7 @@ from headrace.cli.parser import Parser
 from headrace.cli.sampling_flags import NOT_IN_CHAT, add_sampling_flags
 from headrace.cli.serve_flags import OPTIONS, add_serve_flags, with_settings
 from headrace.config.hardware import ASSUMED_HARDWARE
+from headrace.request.sampling_params import HIDDEN_STATES
 from headrace.version import __version__
 
 ERROR, INTERRUPTED = 2, 130
@@ -280,6 +281,12 @@ def _bench_step(kinds: Verbs) -> None:
         "--mixed",
         action="store_true",
         help="trace once more with a row of top-p and a row of logprobs",
+    )
+    work.add_argument(
+        "--hidden-states",
+        choices=HIDDEN_STATES,
+        default="none",
+        help="steady turns too in which every row asks for hidden states",
     )
     _measured(work)
     add_engine_flags(parser)
