@@ -24,6 +24,8 @@ from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import Rotation
 from headrace.layers.triton_operators import ACTIVATIONS
 
+ALIGNMENT = 16  # bytes
+
 
 class DeterministicTritonOperators:
     """Operators on a CUDA device, for weights kept dense.
@@ -42,7 +44,9 @@ class DeterministicTritonOperators:
         self._rotation: Any = import_module(f"{room}.norm_rope_write_triton")
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        normed: Tensor = self._rms_norm(x, norm.weight, eps=norm.eps, pdl=self._pdl)
+        # How wide a kernel reads follows the alignment, and the order of its sum follows that.
+        rows = x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+        normed: Tensor = self._rms_norm(rows, norm.weight, eps=norm.eps, pdl=self._pdl)
         return normed
 
     def normed(self, norm: RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
