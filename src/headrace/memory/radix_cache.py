@@ -287,24 +287,21 @@ class RadixCache:
         """Give back everything unlocked; return the number of pages."""
         return self._remove_unlocked(self.root.children.values())
 
-    def condemn(self, pages: Collection[int]) -> int:
-        """Let nobody match these pages any more, nor what follows them; return how many are held.
+    def condemn(self, pages: Collection[int]) -> None:
+        """Let nobody match these pages any more, nor what follows them; others are left alone.
 
         They are given back at once where no sequence reads them, else when the last one is done.
         """
-        count = 0
         for node in tuple(self.nodes()):
             first = next((at for at, page in enumerate(node.pages) if page in pages), None)
             is_removed = node.parent is None
             if first is None or is_removed or node.is_condemned:
                 continue
-            count += sum(page in pages for page in node.pages)
             if first:
                 self._split(node, first)
             node.is_condemned = True
             if not node.locks:
                 self._remove_unlocked([node])
-        return count
 
     def held_runs(self) -> Iterator[tuple[int, int, int]]:
         """Every page that can be matched: the page before it, the page, its index in the sequence.
