@@ -17,9 +17,9 @@ _LONGEST_ID = 128
 
 
 def bearer(headers: Headers) -> str:
-    """The key of `Authorization: Bearer KEY`, or nothing."""
+    """The key of `Authorization: Bearer KEY`, or else of Anthropic's `x-api-key`, or nothing."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def same(given: str, key: str | None) -> bool:

@@ -1,6 +1,6 @@
 """From a generation to what goes over the wire: one JSON body, or a stream of events."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -54,14 +54,29 @@ class WholeAnswer(Response):
             return await self._whole_reply.whole()
 
 
+def failure_events(error: ApiError) -> bytes:
+    """The end of a stream that fails, as OpenAI's clients read it."""
+    return event(error.encoded()) + DONE
+
+
 class Answer(WholeAnswer):
-    """The same for a reply that may be streamed."""
+    """The same for a reply that may be streamed.
+
+    Args:
+        failed: the end of a stream that fails.
+    """
 
     def __init__(
-        self, generation: Generation, reply: Reply, *, streams: bool, ping_seconds: float
+        self,
+        generation: Generation,
+        reply: Reply,
+        *,
+        streams: bool,
+        ping_seconds: float,
+        failed: Callable[[ApiError], bytes] = failure_events,
     ) -> None:
         super().__init__(generation, reply)
-        self._reply = reply
+        self._reply, self._failed = reply, failed
         self._streams, self._ping_seconds = streams, ping_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +88,7 @@ class Answer(WholeAnswer):
             await stream(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """The reply's events; an error is an event too, the last one before [DONE]."""
+        """The reply's events; an error is an event too, at the end."""
         try:
             async with aclosing(self._reply.events()) as events:
                 async for each in events:
@@ -85,8 +100,7 @@ class Answer(WholeAnswer):
             log.exception("A stream failed")
             failure = ApiError(500, INTERNAL)
         self._generation.record.failed()
-        yield event(failure.encoded())
-        yield DONE
+        yield self._failed(failure)
 
 
 def json_response(body: Any, status: int = 200) -> Response:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from headrace.serving.anthropic.message_reply import Message
 from headrace.serving.errors import ErrorBody
 from headrace.serving.openai.replies import (
     ChatChunk,
@@ -15,7 +16,10 @@ from headrace.serving.openai.replies import (
     ModelList,
 )
 
-REPLIES = (Completion, ChatCompletion, ChatChunk, EmbeddingList, Model, ModelList, ErrorBody)
+REPLIES = (
+    *(Completion, ChatCompletion, ChatChunk, EmbeddingList, Message),
+    *(Model, ModelList, ErrorBody),
+)
 _COMPONENTS = "#/components/schemas/{name}"
 
 _ERROR = {

@@ -14,6 +14,7 @@ from headrace.serving.routes import (
     generate,
     health,
     information,
+    messages,
     metrics,
     models,
     profile,
@@ -27,6 +28,7 @@ ROUTERS = tuple(
     for module in (
         completions,
         chat,
+        messages,
         health,
         models,
         embeddings,

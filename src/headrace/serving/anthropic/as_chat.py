@@ -1,0 +1,144 @@
+"""A request for a message, as the request for a chat that it comes to."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.base.shown import shown
+from headrace.serving.anthropic.message_request import CountRequest, MessageRequest, TurnOfTalk
+from headrace.serving.errors import from_faults, invalid
+from headrace.serving.openai.chat_request import ChatRequest
+from headrace.serving.openai.refused_fields import check_extra_fields
+
+Fields = dict[str, Any]
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def as_chat(body: CountRequest, seen: set[str]) -> ChatRequest:
+    """The same in OpenAI's terms.
+
+    Args:
+        seen: unknown fields that were warned about; see `check_extra_fields`.
+
+    Raises:
+        ApiError: 400 for what has no meaning here.
+    """
+    check_extra_fields(body, seen)
+    messages = [each for turn in body.messages for each in _messages(turn)]
+    if body.system is not None:
+        messages.insert(0, {"role": "system", "content": _text(body.system, "system")})
+    fields: Fields = {"messages": messages, **_tools(body), **_thinking(body.thinking)}
+    if isinstance(body, MessageRequest):
+        fields |= {
+            "max_completion_tokens": body.max_tokens,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+        }
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise from_faults(error.errors(include_url=False)) from None
+
+
+def _messages(turn: TurnOfTalk) -> Iterator[Fields]:
+    """One message, or the results of tools and what the user says beside them."""
+    if turn.role not in ("user", "assistant"):
+        raise invalid(f"A role is {shown(turn.role)}. Allowed: user, assistant", "messages")
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+        return
+    texts, calls, thoughts = [], [], []
+    for block in turn.content:
+        match block.get("type"), turn.role:
+            case "text", _:
+                texts.append(_text([block], "messages"))
+            case "tool_result", "user":
+                yield {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": _text(block.get("content") or "", "messages"),
+                }
+            case "tool_use", "assistant":
+                calls.append(_call(block))
+            case "thinking", "assistant":
+                thoughts.append(str(block.get("thinking") or ""))
+            case "redacted_thinking", "assistant":
+                continue  # nobody here can read it
+            case kind, role:
+                raise invalid(f"A block of {role} is of type {shown(kind)}", "messages")
+    message: Fields = {"role": turn.role, "content": "\n".join(texts)}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if texts or calls or thoughts or not turn.content:
+        yield message
+
+
+def _call(block: Mapping[str, Any]) -> Fields:
+    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+    function = {"name": block.get("name"), "arguments": arguments}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _text(content: object, name: str) -> str:
+    """A text, or blocks of text as one."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content if isinstance(content, list) else [content]:
+        is_text = isinstance(block, Mapping) and block.get("type") == "text"
+        text = block.get("text") if isinstance(block, Mapping) else None
+        if not is_text or not isinstance(text, str):
+            raise invalid(
+                f"{name} holds {shown(block)}; this model reads text blocks, with a text", name
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tools(body: CountRequest) -> Fields:
+    fields: Fields = {}
+    if body.tools is not None:
+        fields["tools"] = [_tool(tool) for tool in body.tools]
+    choice = body.tool_choice
+    if choice is None:
+        return fields
+    kind = choice.get("type")
+    if kind == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        fields["tool_choice"] = _CHOICES[kind]
+    else:
+        raise invalid(f"tool_choice.type is {shown(kind)}. Allowed: auto, any, tool, none")
+    if choice.get("disable_parallel_tool_use"):
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: Mapping[str, Any]) -> Fields:
+    if tool.get("type") not in (None, "custom"):
+        raise invalid(f"A tool is of type {shown(tool['type'])}, which is not here", "tools")
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _thinking(asked: Mapping[str, Any] | None) -> Fields:
+    """Its budget is not kept: max_tokens bounds reasoning and answer together."""
+    kind = None if asked is None else asked.get("type")
+    match kind:
+        case None if asked is None:
+            return {}
+        case "enabled" | "adaptive":
+            return {"chat_template_kwargs": {"enable_thinking": True}}
+        case "disabled":
+            return {"reasoning_effort": "none"}
+    raise invalid(f"thinking.type is {shown(kind)}. Allowed: enabled, adaptive, disabled")

@@ -1,0 +1,248 @@
+"""/v1/messages: what Anthropic's clients send becomes a chat, and its answer their blocks."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from chat_checkpoint import write_chat_checkpoint
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+
+from headrace.base.errors import EngineDeadError
+from headrace.config.engine_config import EngineConfig
+from headrace.request.outcome import Finished
+from headrace.serving.app import make_app
+from headrace.serving.prompts import load_tokenizer
+from headrace.serving.server_config import ServerConfig
+from headrace.serving.service import Service
+from headrace.text.tokenizer import Tokenizer
+
+ROUTE = "/v1/messages"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+WEATHER = {
+    "name": "weather",
+    "description": "of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = write_chat_checkpoint(tmp_path_factory.mktemp("messages") / "tiny", "hermes")
+    made = load_tokenizer(EngineConfig(model=str(folder)))
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def http(engine: FakeEngine, reasoner: Tokenizer) -> Iterator[TestClient]:
+    config = ServerConfig(api_key="right")
+    service = Service(
+        config=config, asked=EngineConfig(model="tiny"), engine=engine, tokenizer=reasoner
+    )
+    headers = {"x-api-key": "right", "anthropic-version": "2023-06-01"}
+    with TestClient(make_app(service), headers=headers, raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture
+def says(engine: FakeEngine) -> Callable[..., None]:
+    def say(*words: str, ending: Finished | None = None) -> None:
+        engine.words, engine.finished = list(words), ending or Finished("stop")
+
+    return say
+
+
+def message(http: TestClient, **fields: Any) -> dict[str, Any]:
+    answer = http.post(ROUTE, json={"max_tokens": 100, "messages": HELLO, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(http: TestClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = http.post(ROUTE, json={"max_tokens": 100, "messages": HELLO, "stream": True, **fields})
+    assert answer.status_code == 200, answer.text
+    told = []
+    for part in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = part.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {told[-1]['type']}"
+    return told
+
+
+def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that events add up to, as Anthropic's client adds."""
+    first, *rest = told
+    made = first["message"]
+    assert made["content"] == []
+    written: dict[int, str] = {}
+    for event in rest:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(made["content"])
+                made["content"].append(event["content_block"])
+                written[event["index"]] = ""
+            case "content_block_delta":
+                (text,) = [each for name, each in event["delta"].items() if name != "type"]
+                written[event["index"]] += text
+            case "content_block_stop":
+                block, text = made["content"][event["index"]], written.pop(event["index"])
+                if block["type"] == "tool_use":
+                    block["input"] = json.loads(text or "{}")
+                else:
+                    block[block["type"]] = text
+            case "message_delta":
+                made |= event["delta"]
+                made["usage"] |= event["usage"]
+    assert not written
+    assert told[-1] == {"type": "message_stop"}
+    return made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_has_the_blocks_of_its_answer(http, says, stream: bool) -> None:
+    says("<think>", "Well", "</think>\n\n", "Hello", " you", "\n", CALL)
+    fields = {"tools": [WEATHER], "system": [{"type": "text", "text": "Be kind"}]}
+    made = joined(events(http, **fields)) if stream else message(http, **fields)
+    thinking, text, call = made["content"]
+    assert thinking == {"type": "thinking", "thinking": "Well", "signature": ""}
+    assert text["type"] == "text"
+    assert text["text"].rstrip() == "Hello you"
+    assert call["id"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Oslo"})
+    assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "tiny")
+    assert made["id"].startswith("msg_")
+    assert (made["stop_reason"], made["stop_sequence"]) == ("tool_use", None)
+    usage = made["usage"]
+    assert usage["output_tokens"] > 10
+    assert usage["cache_read_input_tokens"] == 1
+    assert usage["input_tokens"] > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("ending", "reason", "stop"),
+    [
+        (Finished("stop"), "end_turn", None),
+        (Finished("stop", stop_reason="END"), "stop_sequence", "END"),
+        (Finished("length"), "max_tokens", None),
+        (Finished("abort"), "pause_turn", None),
+    ],
+)
+def test_how_it_ended(http, says, stream: bool, ending, reason: str, stop: str | None) -> None:
+    says("a", "b", ending=ending)
+    asked = {"stop_sequences": ["END"]}
+    made = joined(events(http, **asked)) if stream else message(http, **asked)
+    assert made["content"] == [{"type": "text", "text": "ab"}]
+    assert (made["stop_reason"], made["stop_sequence"]) == (reason, stop)
+
+
+def test_options_are_those_of_a_chat(http, engine) -> None:
+    message(http, temperature=0.25, top_p=0.5, top_k=9, stop_sequences=["x"], max_tokens=7)
+    params = engine.params
+    assert (params.temperature, params.top_p, params.top_k) == (0.25, 0.5, 9)
+    assert (params.stop, params.max_tokens) == (("x",), 7)
+
+
+def test_a_conversation_with_tools_becomes_the_models_prompt(http, engine) -> None:
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Look", "signature": "s"},
+                {"type": "text", "text": "Wait"},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
+                {"type": "text", "text": "And now?"},
+            ],
+        },
+    ]
+    message(http, messages=turns, tools=[WEATHER], system="Be kind")
+    prompt = engine.submits[-1].prompt_text
+    said = ("Be kind", "Weather?", "<think>Look</think>Wait", '"Oslo"', "<tool>rain", "And now?")
+    for part in said:
+        prompt = prompt[prompt.index(part) :]
+
+
+@pytest.mark.parametrize(
+    ("choice", "must"),
+    [
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "weather"}, True),
+        ({"type": "auto"}, False),
+    ],
+)
+def test_choice_of_tools(http, engine, says, choice, must: bool) -> None:
+    says(CALL)
+    message(http, tools=[WEATHER], tool_choice=choice)
+    assert (engine.params.structured is not None) == must
+
+
+def test_thinking_is_switched_by_the_template(http, engine) -> None:
+    closed = "<think>\n\n</think>"
+    message(http, thinking={"type": "disabled"})
+    assert engine.submits[-1].prompt_text.rstrip().endswith(closed)
+    message(http, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert not engine.submits[-1].prompt_text.rstrip().endswith(closed)
+
+
+def test_tokens_are_counted_as_a_message_counts_them(http, says) -> None:
+    fields = {"messages": HELLO, "system": "Be kind", "tools": [WEATHER]}
+    counted = http.post(f"{ROUTE}/count_tokens", json=fields).json()
+    usage = message(http, **fields)["usage"]
+    asked = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == {"input_tokens": asked}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": 0}, "max_completion_tokens is 0"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "Allowed: user, assistant"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text blocks"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]},
+            "holds 5",
+        ),
+        ({"system": [{"type": "document"}]}, "system holds"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type is 'some'"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type is []"),
+        ({"thinking": {"type": "deep"}}, "thinking.type is 'deep'"),
+        ({"thinking": {}}, "thinking.type is None"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"lora_path": "x"}, "lora_path"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused(http, engine, fields, told: str) -> None:
+    answer = http.post(ROUTE, json={"max_tokens": 9, "messages": HELLO, **fields})
+    assert answer.status_code == 400, answer.text
+    assert told in answer.json()["error"]["message"]
+    assert not engine.submits
+
+
+def test_a_stream_that_fails_ends_with_an_error(http, engine) -> None:
+    for after, kind in (("die_after", "overloaded_error"), ("fail_after", "api_error")):
+        engine.die_after = engine.fail_after = -1
+        setattr(engine, after, 1)
+        last = events(http)[-1]
+        assert (last["type"], last["error"]["type"]) == ("error", kind)
+        assert last["error"]["message"]
+    engine.refuse = lambda submit: EngineDeadError("The engine is dead")
+    assert http.post(ROUTE, json={"max_tokens": 9, "messages": HELLO}).status_code == 503
+
+
+def test_the_key_may_come_in_anthropics_header(http) -> None:
+    body = {"max_tokens": 9, "messages": HELLO}
+    assert http.post(ROUTE, json=body, headers={"x-api-key": "wrong"}).status_code == 401
+    assert http.post(ROUTE, json=body).status_code == 200
