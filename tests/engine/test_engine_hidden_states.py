@@ -11,8 +11,9 @@ from operator_recorder import as_if_on_a_gpu
 from state_cases import MODELS, NUM_LAYERS, VOCAB, Reference, write_model
 from tiny_engine import make_engine, run_all, run_alone
 
-from headrace.batch.facts import BatchFacts, HiddenMode
+from headrace.batch.facts import BatchFacts, Bucket, HiddenMode
 from headrace.batch.forward_mode import ForwardMode
+from headrace.batch.side_request import HiddenStateRequest, SideRequest
 from headrace.engine.engine import Engine
 from headrace.engine.requests import RequestHandle
 from headrace.request.sampling_params import SamplingParams
@@ -241,6 +242,36 @@ def test_a_decode_graph_takes_what_its_graphs_keep() -> None:
             assert answer.remedy == f"start with hidden_state_layers {missing}"
         else:
             assert answer.reason == "not captured yet"
+
+
+def test_a_replay_leaves_copies_for_the_rows_that_ask() -> None:
+    pytest.importorskip("triton")
+    from headrace.execution.decode_graph import CapturedStep, DecodeGraphPath, StaticInputs
+    from headrace.execution.kept_states import KeptStates
+
+    path, device = object.__new__(DecodeGraphPath), torch.device("cpu")
+    bucket = Bucket(tokens=4, sequences=4)
+    hidden, inner = torch.randn(4, 8), torch.randn(4, 8)
+
+    class Graph:
+        def replay(self) -> None:
+            step.hidden.copy_(hidden)
+            path._kept.keep(1, inner)
+
+    step = CapturedStep(graph=Graph(), logits=torch.zeros(4, 5), hidden=torch.zeros(4, 8))  # type: ignore[arg-type]
+    path._captured, path._last_rows = {bucket: step}, ()
+    path._inputs = StaticInputs(4, {}, device)
+    path._kept = KeptStates((1,), 6, 8, dtype=torch.float32, device=device)
+    batch = path._inputs.batch(3, 16)
+    batch.bounds.rows[:] = [5, 6, 7]
+    assert path.run(batch, bucket).hidden is None
+    for layers, expected in (((), hidden[[2, 0], None]), ((1,), torch.stack((inner, hidden), 1))):
+        index = torch.tensor([2, 0] if not layers else [0, 1, 2, 3])
+        batch.side = SideRequest(hidden=HiddenStateRequest(token_index=index, layers=layers))
+        found = path.run(batch, bucket).hidden.tokens
+        step.hidden.fill_(torch.nan)  # as other graphs of the pool do
+        path._kept.keep(1, torch.full((4, 8), torch.nan))
+        assert torch.equal(found, expected)
 
 
 # ---- endings
