@@ -80,6 +80,8 @@ def test_random_schedule(seed: int) -> None:
         overlap=bool(seed % 2),
         prefix_cache=draw.random() < 0.7,
         retract_every=draw.choice([0, 0, 3]),
+        kv_canary="raise" if seed % 4 == 0 else "off",  # nothing here may alarm it
+        sweep_interval=3 if seed % 8 == 0 else 0,
     )
     stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 12))] for _ in range(3)]
     submitted: dict[str, tuple[list[Recorder], list[int], int, frozenset[int]]] = {}

@@ -9,9 +9,8 @@ from headrace.config.persona import ModelTraits
 from headrace.config.plan import Plan
 from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
-from headrace.observers.kv_canary import WORD_BYTES, KvCanary
+from headrace.observers.kv_canary import KvCanary
 from headrace.runner.expert_choice import OFF
-from headrace.runner.memory_table import ITEM_BYTES
 
 ALL = "all"
 DEFAULT_REAL_DATA = "partial"
@@ -51,9 +50,7 @@ def choose_sweep_interval(config: EngineConfig) -> Decision[int]:
     return Decision(name=name, value=every, reason=reason, asked=True)
 
 
-def kv_canary_conflicts(
-    config: EngineConfig, traits: ModelTraits, hardware: Hardware, dtype: str
-) -> Iterator[str]:
+def kv_canary_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
     """Why the canary that was asked for cannot be."""
     if config.kv_canary == OFF:
         if config.kv_canary_real_data != DEFAULT_REAL_DATA:
@@ -72,15 +69,6 @@ def kv_canary_conflicts(
             f"kv_canary {config.kv_canary} was asked, and its kernels on a GPU need triton "
             "(pip install 'headrace[cuda]', or leave kv_canary off)"
         )
-    attention = traits.attention
-    for size in (attention.head_dim, attention.v_head_dim):
-        if attention.num_kv_heads * size * ITEM_BYTES[dtype] % WORD_BYTES:
-            yield (
-                f"kv_canary {config.kv_canary} was asked, and a token has {attention.num_kv_heads} "
-                f"x {size} numbers of {dtype} in a layer, which are no whole words of "
-                f"{WORD_BYTES} bytes (ask for dtype float32, or leave kv_canary off)"
-            )
-            return
 
 
 def build_kv_canary(

@@ -117,7 +117,7 @@ def _conflicts(
     yield from _device_conflicts(config, hardware)
     yield from _capture_conflicts(config, hardware)
     yield from hidden_state_choice.conflicts(config, traits, hardware)
-    yield from kv_canary_conflicts(config, traits, hardware, dtype)
+    yield from kv_canary_conflicts(config, hardware)
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)
     yield from _attention_conflicts(config)
