@@ -1,8 +1,10 @@
 """verify finds what is wrong, and names the configurations that it is wrong in."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +66,24 @@ def test_everything_agrees(model: str) -> None:
     assert all(set(result.paths) == {"eager"} for result in report.results)
     refused = {refusal.subject: refusal.reason for refusal in report.refused}
     assert refused["decode_graph / torch_native"] == "CUDA graphs need a CUDA device"
+
+
+def test_a_mixture_of_experts_agrees(model: str, tmp_path: Path) -> None:
+    config = json.loads((Path(model) / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_act": "silu",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = run(str(tmp_path), max_running_requests=8, page_size=16, chunked_prefill_size=29)
+    assert report.passed, str(report)
+    assert len(report.results) >= 4
 
 
 def test_what_was_asked_for_does_not_vary(model: str) -> None:

@@ -37,6 +37,7 @@ REFUSED = {
     "reasoning_effort": "it belongs to chat",
     "repetition_detection": _NOT_HERE,
     "return_hidden_states": "it belongs to generation",
+    "return_routed_experts": "ask /generate for them",
     "session_id": _NOT_HERE,
     "session_params": _NOT_HERE,
     "stop_regex": "use stop or stop_token_ids",
