@@ -3,9 +3,13 @@
 The kernels run in Triton's interpreter, or on a GPU where there is one.
 """
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,6 +24,7 @@ from canary_cases import (
     write_model_output,
 )
 
+import headrace
 from headrace.kernels import kv_canary
 from headrace.kernels.kv_canary import (
     AFTER,
@@ -294,3 +299,24 @@ def test_a_chain_names_tokens_and_their_places() -> None:
     assert chain_of(tokens[3:], 3, chain_of(tokens[:3])) == chain_of(tokens)
     others = [[3, 1, 4, 1], [3, 4, 1, 1, 5], [3, 1, 4, 1, 6], [*tokens, 0], [0, *tokens]]
     assert len({chain_of(each) for each in [tokens, *others]}) == 6
+
+
+@pytest.mark.parametrize("capability", [90, pytest.param(89, marks=pytest.mark.slow)])
+def test_kernels_compile_for_gpus_and_read_wide(capability: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(headrace.__file__).parents[1])
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    script = str(Path(__file__).with_name("compile_canary_for_gpu.py"))
+    done = subprocess.run(
+        [sys.executable, script, str(capability)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ") for line in done.stdout.splitlines()]
+    assert len(lines) == 3 * 2 * 2
+    for name, real_data, wide, stack in lines:
+        assert (int(wide) > 0) == (name == "_after_kernel" and real_data != "off"), name
+        assert stack == "0", f"{name} spills"
