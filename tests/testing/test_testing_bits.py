@@ -17,6 +17,7 @@ from headrace.layers.weight_formats import DENSE
 from headrace.testing import bits as bits_module
 from headrace.testing.bits import BitsReport, check_bits
 from headrace.testing.tiny_models import TINY_MODELS, write_tiny_model
+from headrace.testing.verify import verify
 
 DTYPES = ("float32", "bfloat16")
 
@@ -40,6 +41,29 @@ def test_a_request_has_the_bits_that_it_has_alone(
     assert report.tokens > 100
     assert report.cached_tokens > 100
     assert report.retractions > 2
+
+
+def test_verify_holds_deterministic_configurations_to_the_bits_of_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = EngineConfig(
+        model=str(write_tiny_model(tmp_path, "llama")),
+        load_format="dummy",
+        device="cpu",
+        dtype="float32",
+        deterministic=True,
+        page_size=16,
+        chunked_prefill_size=29,
+        enable_overlap=False,
+    )
+    report = verify(asked)
+    assert report.passed, str(report)
+    assert "the same bits as alone" in str(report)
+    norm_by_a_dot_product(monkeypatch)
+    planted = verify(asked)
+    assert not planted.passed
+    assert any("alone" in problem for result in planted.failed for problem in result.problems)
+    assert max(result.max_difference for result in planted.results) < 1e-4  # no tolerance finds it
 
 
 @pytest.mark.slow

@@ -34,9 +34,10 @@ class Tolerance:
 FLOAT32_EXCUSED = 0.005
 # In half precision a logit is off by some hundredths to tenths, by model and context. These bounds
 # are loose: they hold where plain eager itself is far off. What is usual follows from how far plain
-# eager of the same dtype is (`calibration.py`).
+# eager of the same dtype is (`calibration.py`); in bfloat16 on a CPU by 0.46 and 6e-4 nats with
+# SmolLM2-135M, by 1.1 and 2e-3 with Gemma-3-270M, by 0.05 and 7e-6 with tiny random models.
 HALF = {
-    "bfloat16": Tolerance(logprob=1.5, divergence=0.005, excused=0.15),
+    "bfloat16": Tolerance(logprob=2.5, divergence=0.01, excused=0.2),
     "float16": Tolerance(logprob=0.3, divergence=0.002, excused=0.05),
 }
 

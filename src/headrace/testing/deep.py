@@ -61,7 +61,7 @@ class DeepFinding:
             return f"{self.sequence}: {self.meaning}"
         return (
             f"{self.sequence}, {self.step}: {self.what} of layer {self.layer}, position "
-            f"{self.position}, rms error {self.error:.2g} of {self.bound:.2g} allowed: "
+            f"{self.position}, rms error {self.error:.2g} ({self.bound:.2g} allowed): "
             f"{self.meaning}"
         )
 

@@ -93,6 +93,7 @@ def verify(
         possible=len(found.configurations),
         environment=_environment(settled),
         seconds=time.perf_counter() - start,
+        reference_seconds=trial.reference_seconds,
     )
 
 
@@ -117,6 +118,7 @@ class _Trial:
         self._reference = Reference(asked, longest=self._longest)
         self.judge = Judge(self._reference, work, tokenizer.decode if tokenizer else None)
         self.plain: PlainError | None = None
+        self.reference_seconds = 0.0
         self._layer_bounds = [FLOORS[self._dtype]] * self._layers
         self._hold(self._loose)
 
@@ -125,8 +127,14 @@ class _Trial:
         self._reference.sampler.tolerance = tolerance.logprob
 
     def run(self, chosen: Sequence[Configuration]) -> list[Result]:
+        start = time.perf_counter()
+        for wave in self._work:
+            for index in range(len(wave.prompts)):
+                self.judge.own(wave, index)
         if self._dtype in HALF:
             self._calibrate()
+        self.reference_seconds = time.perf_counter() - start
+        self._tell(f"the reference took {self.reference_seconds:.0f} s")
         results: list[Result] = []
         model = self._run_alone() if self._asked.deterministic else None
         for configuration in chosen:

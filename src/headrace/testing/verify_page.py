@@ -24,6 +24,7 @@ th,td { text-align:left; padding:.28rem .5rem; border-bottom:1px solid var(--gri
   vertical-align:top; } th { color:var(--muted); font-weight:600; } .n { text-align:right; }
 code { font:12.5px ui-monospace,monospace; background:var(--soft); padding:.05rem .3rem;
   white-space:pre-wrap; }
+svg text { paint-order:stroke; stroke:var(--paper); stroke-width:3px; }
 svg { max-width:100%; height:auto; font:12px system-ui,sans-serif; display:block; margin:.4rem 0; }
 .box { border:1px solid var(--grid); border-left:4px solid var(--bad); padding:.2rem 1rem .7rem;
   margin:1rem 0; } li { margin:.15rem 0; }
@@ -173,7 +174,7 @@ def _failures(report: VerifyReport) -> Iterator[str]:
             problems += f"<li class=muted>and {len(result.problems) - SHOWN} more</li>"
         yield (
             f'<div class="box"><h3>{number}  {escape(str(result.configuration))}</h3>'
-            f"<ul>{problems}</ul>{_other(result)}{_deep(result)}</div>"
+            f"{_deep(result)}<ul>{problems}</ul>{_other(result)}</div>"
         )
 
 
@@ -183,7 +184,7 @@ def _other(result: Result) -> str:
         return ""
     sequence, other = found
     return (
-        f"<p>First other token: <b>{escape(sequence.name)}</b>, {escape(str(other))}<br>"
+        f"<p><b>First other token</b>: {escape(sequence.name)}, {escape(str(other))}<br>"
         f"<span class=muted>token ids before it: {', '.join(map(str, other.context))}</span></p>"
     )
 
@@ -197,7 +198,7 @@ def _deep(result: Result) -> str:
         plot = plots.layer_lines(
             layers.keys, layers.values, layers.bounds, label="relative rms error by layer"
         )
-    return f"<p>First divergence: {escape(str(result.deep))}</p>{plot}"
+    return f"<p><b>First divergence</b>: {escape(str(result.deep))}</p>{plot}"
 
 
 def _places(report: VerifyReport) -> str:
