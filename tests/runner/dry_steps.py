@@ -110,6 +110,7 @@ def runner_of(folder: Path, deterministic: bool) -> ModelRunner:
         max_total_tokens=64 * 20,
         chunked_prefill_size=8 * max(CHUNKS),
         deterministic=deterministic,
+        kv_canary="log" if folder.name == "gemma3" else "off",
     )
     settled = settle(config)
     plan = settled.plan
@@ -122,6 +123,8 @@ def runner_of(folder: Path, deterministic: bool) -> ModelRunner:
     runner.init_forward_paths()
     runner.paths.eager._preparation.use_kernels(pdl=True)
     runner.kernel_sampler = KernelSampler(runner.rows, ROWS, pdl=True)
+    if runner.kv_canary is not None:
+        runner.kv_canary.use_kernels()
     return runner
 
 
@@ -131,6 +134,8 @@ def all_steps(runner: ModelRunner, draw: random.Random) -> None:
     for size in graph.sizes:
         for variant in ("", dry_steps.FILTERS):
             graph.rehearse(Bucket(tokens=size, sequences=size, variant=variant))
+    if runner.kv_canary is not None:
+        runner.kv_canary.sweep(torch.zeros(3, 7, dtype=torch.int32))
     for _ in range(120):
         mode, new, before = a_step(draw)
         lengths = [tokens + length for tokens, length in zip(new, before, strict=True)]

@@ -107,6 +107,12 @@ def test_windows_are_compiled_for_too(told: Any) -> None:
     assert (counts["_decode_kernel"], counts["_extend_kernel"]) == (5, 1)
 
 
+def test_the_kv_canary_is_compiled_ahead_for_each_group(told: Any) -> None:
+    """Decode steps and others, of which a sweep of the prefix cache is one."""
+    counts = Counter(told["gemma3"]["ahead"])
+    assert (counts["_before_kernel"], counts["_after_kernel"]) == (4, 4)
+
+
 def test_a_shortened_model_keeps_two_layers_of_each_kind() -> None:
     pytest.importorskip("triton")
     from types import SimpleNamespace

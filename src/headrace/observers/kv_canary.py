@@ -11,7 +11,7 @@ It finds slots that were overwritten, stale, swapped or never written, page tabl
 elsewhere, and keys and values that changed. It does not judge whether they are right numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ from torch import Tensor
 from headrace.base.errors import UnsupportedError
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.transfer import to_device
+from headrace.kernels import kv_canary
 from headrace.kernels.kv_canary import (
     FIELDS,
     PARTIAL_WORDS,
@@ -112,7 +113,9 @@ class KvCanary:
         max_tokens: int,
     ) -> None:
         self._device, self._page_size = arena.device, pool.page_size
-        self._kernels = _kernels(arena.device)
+        self._begin_step, self._end_step = kv_canary.begin_step, kv_canary.end_step
+        if arena.device.type != "cpu":
+            self.use_kernels()
         keys, values = (_as_words(whole) for whole in (pool.keys, pool.values))
         slots = keys.shape[1]
 
@@ -147,17 +150,28 @@ class KvCanary:
             violations=(), lost=0, ends=self._ends[:, :0], inputs=self._inputs[:, :0]
         )
 
+    def use_kernels(self) -> None:
+        """By Triton, in two launches a step and group."""
+        if refusal := triton_available(self._device.type if self._device.type != "cpu" else None):
+            raise UnsupportedError(
+                f"The KV canary cannot run on {self._device.type}",
+                why=refusal.reason,
+                remedy=refusal.remedy,
+            )
+        kernels = import_module("headrace.kernels.kv_canary_triton")
+        self._begin_step, self._end_step = kernels.begin_step, kernels.end_step
+
     # ---- the tap
 
     def before(self, batch: ForwardBatch) -> None:
         for index, name in enumerate(self.groups):
-            self._kernels.begin_step(
+            self._begin_step(
                 self._step(batch, name), self._records[name], self._report(index), group=index
             )
 
     def after(self, batch: ForwardBatch) -> None:
         for index, name in enumerate(self.groups):
-            self._kernels.end_step(
+            self._end_step(
                 self._step(batch, name), self._records[name], self._report(index), group=index
             )
 
@@ -188,7 +202,7 @@ class KvCanary:
         self._count.zero_()
         yield
         if runs is not None:
-            self._sweep(runs)
+            self.sweep(runs)
         facts = run.batch.facts
         told = {
             "count": self._count,
@@ -229,8 +243,8 @@ class KvCanary:
             numbers = torch.tensor(runs, dtype=torch.int32).t().contiguous()
             self._runs = to_device(numbers, self._device)
 
-    def _sweep(self, runs: Tensor) -> None:
-        """runs: [3, N] int32."""
+    def sweep(self, runs: Tensor) -> None:
+        """Launch the check of `runs`: [3, N] int32, pages before, pages, and their indices."""
         before, page, index = runs.unbind(0)
         is_first = index == 0
         table = torch.stack((torch.where(is_first, page, before), page), dim=1)
@@ -251,28 +265,7 @@ class KvCanary:
             report = CanaryReport(
                 count=self._count, ring=self._ring, ends=unread, inputs=self._inputs
             )
-            self._kernels.end_step(step, self._records[name], report, group=group, stage=SWEPT)
-
-
-class Kernels:
-    """The two launches of a step, by Triton or in torch."""
-
-    def __init__(self, begin_step: Callable[..., None], end_step: Callable[..., None]) -> None:
-        self.begin_step, self.end_step = begin_step, end_step
-
-
-def _kernels(device: torch.device) -> Kernels:
-    module = "headrace.kernels.kv_canary"
-    if device.type != "cpu":
-        if refusal := triton_available(device.type):
-            raise UnsupportedError(
-                f"The KV canary cannot run on {device.type}",
-                why=refusal.reason,
-                remedy=refusal.remedy,
-            )
-        module = "headrace.kernels.kv_canary_triton"
-    kernels = import_module(module)
-    return Kernels(kernels.begin_step, kernels.end_step)
+            self._end_step(step, self._records[name], report, group=group, stage=SWEPT)
 
 
 def _as_words(whole: Tensor) -> Tensor:
