@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.scheduler.chooser import Share
@@ -68,7 +70,7 @@ def take_states_of_rows(
     Args:
         states: [rows of all spans, L, H] on the host, the layers `inner` and the last norm's.
     """
-    for span, own in _taking(spans, states, finite):
+    for span, own in _taking(spans, states.view(torch.uint8).numpy(), finite):
         span.rows.add(span.first, own, inner)
 
 
@@ -80,13 +82,13 @@ def take_routing(
     Args:
         ids: [rows of all spans, L, k] int32 on the host.
     """
-    for span, own in _taking(spans, ids, finite):
+    for span, own in _taking(spans, ids.numpy(), finite):
         span.rows.append(span.first, own)
 
 
 def _taking(
-    spans: Seq[RowSpan[Rows]], values: Tensor, finite: Mapping[Sequence, bool]
-) -> Iterator[tuple[RowSpan[Rows], Tensor]]:
+    spans: Seq[RowSpan[Rows]], values: NDArray[Any], finite: Mapping[Sequence, bool]
+) -> Iterator[tuple[RowSpan[Rows], NDArray[Any]]]:
     """Each span and its part of `values`; what has ended or failed takes none."""
     offset = 0
     for span in spans:

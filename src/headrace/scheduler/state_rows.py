@@ -1,7 +1,8 @@
 """The hidden states that a sequence keeps for its request."""
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from headrace.request.packed_states import PackedStates
 from headrace.scheduler.token_rows import TokenRows
@@ -29,16 +30,15 @@ class StateRows(TokenRows):
         self.inner = tuple(sorted(set(layers) - {num_layers}))
         self._hidden_size, self._dtype = hidden_size, dtype
 
-    def add(self, first: int, states: Tensor, inner: tuple[int, ...]) -> None:
+    def add(self, first: int, states: NDArray[np.uint8], inner: tuple[int, ...]) -> None:
         """Take the rows of positions from `first` on.
 
         Args:
-            states: [rows, L, H] on the host: those of the layers `inner`, then of the last norm.
+            states: [rows, L, bytes of a state]: those of the layers `inner`, then of the last norm.
         """
-        places = {layer: place for place, layer in enumerate(inner)}
-        columns = [places.get(layer, len(inner)) for layer in self.layers]
-        if columns != list(range(states.shape[1])):
-            states = states[:, columns]
+        if inner or len(self.layers) > 1:
+            places = {layer: place for place, layer in enumerate(inner)}
+            states = states[:, [places.get(layer, len(inner)) for layer in self.layers]]
         self.append(first, states)
 
     def packed(self) -> PackedStates:

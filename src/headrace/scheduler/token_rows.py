@@ -5,10 +5,10 @@ come next, whatever it computes besides. So a retracted sequence, which computes
 more, asks for the missing ones only, and may take all others from the prefix cache.
 """
 
-from typing import Self
+from typing import Any, Self
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 
 class TokenRows:
@@ -29,10 +29,10 @@ class TokenRows:
         """The first position without a row."""
         return self.first + len(self._data) // self._row_bytes
 
-    def append(self, first: int, rows: Tensor) -> None:
-        """Take the rows of positions from `first` on, [n, ...] on the host."""
+    def append(self, first: int, rows: NDArray[Any]) -> None:
+        """Take the rows of positions from `first` on, [n, ...]."""
         assert first == self.next_position, "rows come in order, each once"
-        self._data += rows.contiguous().view(torch.uint8).numpy().reshape(-1).data
+        self._data += np.ascontiguousarray(rows).data
 
     def take_prompt(self, other: Self, end: int) -> None:
         """Have the rows of positions before `end` from another sequence of the same prompt."""
