@@ -308,6 +308,47 @@ class LLM:
         with self._turn():
             return self.engine.profiler.stop()
 
+    @contextmanager
+    def dump(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        layers: Iterable[int] | None = None,
+        names: Iterable[str] = ("k", "v", "logits"),
+        steps: int | None = None,
+        eager: bool = False,
+    ) -> Iterator[None]:
+        """Within: write the tensors of the steps that run to `folder`, a safetensors file a step.
+
+        `headrace diff A B` compares two dumps.
+
+        Args:
+            folder: made when missing; must hold no dump yet.
+            layers: whose; `None`: of all.
+            names: of k and v (what a layer wrote to the KV pool), logits, and stream (what it left
+                between itself and the next).
+            steps: how many at most.
+            eager: run every step eagerly meanwhile, which stream needs where there are other paths.
+
+        Raises:
+            RequestError: a dump runs already, or what was asked cannot be had; at the end, that it
+                could not be written.
+
+        Example:
+            with llm.dump("eager", names=("k", "v", "stream", "logits"), eager=True):
+                llm.generate("The capital of France is")
+        """
+        with self._turn():
+            self.engine.dumper.start(
+                os.fspath(folder), layers=layers, names=names, steps=steps, eager=eager
+            )
+        try:
+            yield
+        finally:
+            with self._turn():
+                self.engine.settle()
+                self.engine.dumper.stop()
+
     # ---- end
 
     def close(self) -> None:

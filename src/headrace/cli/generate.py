@@ -15,6 +15,7 @@ from headrace.cli.flags import given_fields
 from headrace.cli.prompt_file import prompt_lines
 from headrace.cli.sampling_flags import NEEDS_JSON
 from headrace.cli.start import start
+from headrace.cli.watch_flags import watching
 from headrace.request.outcome import Logprob
 from headrace.request.sampling_params import SamplingParams
 
@@ -56,10 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         params = replace(llm.get_default_sampling_params(), **given)
         clock = Clock(started=time.perf_counter())
         try:
-            if len(prompts) == 1 and params.n == 1 and not arguments.json:
-                failed = _stream(llm, prompts[0], params, chat=arguments.chat, clock=clock)
-            else:
-                failed = _batch(llm, prompts, params, arguments, clock)
+            with watching(llm, arguments):
+                failed = _run(llm, prompts, params, arguments, clock)
         except KeyboardInterrupt:
             clock.count(0)
             if arguments.stats:
@@ -68,6 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.stats:
             print(_statistics(llm, clock), file=sys.stderr)
     return FAILED if failed else 0
+
+
+def _run(
+    llm: "LLM",
+    prompts: list[Prompt],
+    params: SamplingParams,
+    arguments: argparse.Namespace,
+    clock: Clock,
+) -> bool:
+    """Whether a prompt failed. One prompt streams."""
+    if len(prompts) == 1 and params.n == 1 and not arguments.json:
+        return _stream(llm, prompts[0], params, chat=arguments.chat, clock=clock)
+    return _batch(llm, prompts, params, arguments, clock)
 
 
 def _refuse_what_text_cannot_show(given: Mapping[str, Any]) -> None:

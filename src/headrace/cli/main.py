@@ -16,7 +16,7 @@ from typing import TypeAlias
 from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
-from headrace.cli import bench_serve, chat
+from headrace.cli import bench_serve, chat, watch_flags
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
 from headrace.cli.parser import Parser
@@ -116,6 +116,10 @@ def build_parser() -> Parser:
     _explain(verbs)
     _verify(verbs)
     _bench(verbs)
+    diff = _verb(verbs, "diff", "compare two dumps: the first layer that differs", "diff:run")
+    diff.add_argument("ours", metavar="DUMP_A", help="folder of a dump, the measure")
+    diff.add_argument("theirs", metavar="DUMP_B", help="folder of another")
+    diff.add_argument("--json", action="store_true", help="as JSON")
     version = _verb(
         verbs, "version", "print the versions of headrace and of what it runs on", "version:run"
     )
@@ -159,6 +163,7 @@ def _generate(verbs: Verbs) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per output")
     parser.add_argument("--stats", action="store_true", help="tokens/s and paths taken, at the end")
+    watch_flags.add_flags(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
 

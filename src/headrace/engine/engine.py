@@ -13,6 +13,7 @@ from typing import Any
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.dumping import StepDumper
 from headrace.engine.explanation import explanation_of, sampling_defaults, uncovered_decode
 from headrace.engine.interrupts import interrupts_held
 from headrace.engine.profiling import StepProfiler
@@ -88,6 +89,7 @@ class Engine:
             before_step=self.profiler.before_step,
             retract_every=retract_every,
         )
+        self.dumper = StepDumper(self.worker.runner)
         self.grammars = grammar_compiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
         _log_start(self.settled, self.worker)
         self._handles: dict[str, RequestHandle] = {}

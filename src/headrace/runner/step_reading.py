@@ -120,7 +120,10 @@ class ReferenceStep:
 
     def _as_reference(self) -> Iterator[tuple[object, str, Any]]:
         yield self._model.model, "layer_tap", None
+        yield self._model.model, "embedding_tap", None
         for module in self._model.modules():
+            if hasattr(module, "tap"):  # of a mixture of experts
+                yield module, "tap", None
             if hasattr(module, "operators"):
                 yield module, "operators", TORCH_OPERATORS
             if isinstance(module, SelfAttention):

@@ -1,0 +1,130 @@
+"""Dumps of the steps to come: what may be asked, and the observer that does it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from headrace.base.errors import RequestError
+from headrace.base.log import get_logger
+from headrace.base.shown import shown
+from headrace.observers.dump_files import LOGITS, NAMES, STREAM, K, V
+from headrace.observers.dumper import Dumper
+from headrace.runner.model_runner import ModelRunner
+from headrace.runner.observing import build_dumper
+
+log = get_logger(__name__)
+
+USUAL = (K, V, LOGITS)
+EAGER_REASON = "a dump was asked to see every step run eagerly"
+
+
+class StepDumper:
+    """At most one dump at a time."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._dumper: Dumper | None = None
+
+    def start(
+        self,
+        folder: str,
+        *,
+        layers: Iterable[int] | None = None,
+        names: Iterable[str] = USUAL,
+        steps: int | None = None,
+        eager: bool = False,
+    ) -> Dumper:
+        """Dump the next steps.
+
+        Args:
+            folder: where the files go, one a step; made when missing, and must hold no dump.
+            layers: whose tensors; `None`: of all.
+            names: of k, v, logits and stream, the residual stream behind each layer.
+            steps: how many; `None`: until `stop`.
+            eager: run every step eagerly meanwhile. Only so is there a stream on a runner that has
+                other paths: they replay what was recorded, and the model itself does not run.
+
+        Raises:
+            RequestError: a dump runs already, the folder cannot be written, or what was asked
+                cannot be had.
+        """
+        if self._dumper is not None:
+            raise RequestError(f"A dump runs already, into {self._dumper.folder}")
+        runner = self._runner
+        if steps is not None and steps < 1:
+            raise RequestError(f"steps is {steps}", remedy="Give a number from 1 on")
+        wanted = _names(names)
+        others = [path.name for path in runner.selector.paths[:-1]]
+        if STREAM in wanted and others and not eager:
+            raise RequestError(
+                "The stream between layers is not there on every path",
+                why=f"{', '.join(others)} run what was recorded or compiled, not the model",
+                remedy="Ask for eager too, or leave stream out of names",
+            )
+        self._dumper = build_dumper(
+            runner.model,
+            runner.plan,
+            name=runner.config.model,
+            rows=runner.rows,
+            tables=runner.page_tables,
+            folder=_folder(folder),
+            layers=_layers(layers, runner.persona.traits.num_layers),
+            names=wanted,
+            most=steps,
+        )
+        if eager:
+            runner.selector.only_eager(EAGER_REASON)
+        runner.observers = runner.observers.plus(self._dumper)
+        return self._dumper
+
+    def stop(self) -> list[Path]:
+        """End the dump; the files written. No step may be in flight.
+
+        Raises:
+            RequestError: none runs, or it could not be written to its end.
+        """
+        dumper = self._dumper
+        if dumper is None:
+            raise RequestError("No dump runs", remedy="Start one first")
+        self._dumper = None
+        self._runner.selector.only_eager("")
+        self._runner.observers = self._runner.observers.minus(dumper)
+        if dumper.failure is not None:
+            raise RequestError(
+                f"The dump into {dumper.folder} ended after {len(dumper.files)} steps",
+                why=str(dumper.failure),
+            )
+        log.info("Dump of %d steps written to %s", len(dumper.files), dumper.folder)
+        return list(dumper.files)
+
+
+def _names(asked: Iterable[str]) -> frozenset[str]:
+    names = list(asked)
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise RequestError(f"names is {shown(names)}", remedy=f"Use some of {', '.join(NAMES)}")
+    return frozenset(names)
+
+
+def _layers(asked: Iterable[int] | None, count: int) -> list[int]:
+    if asked is None:
+        return list(range(count))
+    layers = list(asked)
+    if not layers or not all(type(layer) is int and 0 <= layer < count for layer in layers):
+        raise RequestError(
+            f"layers is {shown(layers)}", why=f"the model has layers 0 to {count - 1}"
+        )
+    return sorted(set(layers))
+
+
+def _folder(asked: str) -> Path:
+    try:
+        folder = Path(asked).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        is_taken = any(folder.glob("step-*.safetensors"))
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
+        raise RequestError(
+            f"The dump cannot be written to {shown(asked)}", why=str(error)
+        ) from error
+    if is_taken:
+        raise RequestError(f"{asked} holds a dump already", remedy="Name another folder")
+    return folder

@@ -1,0 +1,304 @@
+"""Two dumps side by side: the first layer that differs, and by how much each one does.
+
+Tokens are paired by sequence and position, so the runs may have cut their prompts, shared their
+batches and taken their paths as they liked. Where the tokens of a sequence part, nothing behind is
+compared: it should differ.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.base.errors import ConfigError
+from headrace.observers.closeness import worst_logits, worst_token
+from headrace.observers.dump_files import LOGITS, DumpedStep, in_order, layer_of
+from headrace.observers.tolerances import TOLERANCES, Tolerance
+
+COARSEST_FIRST = ("bfloat16", "float16", "float32")
+
+Place = tuple[int, int]
+"""A step of a dump, and a token of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """A sequence whose tokens differ from `position` on."""
+
+    sequence: str
+    position: int
+    token: int
+    other: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Compared:
+    """One tensor over all paired tokens; the first dump is the measure.
+
+    Attributes:
+        tokens: paired ones, or rows of logits. max_abs: largest difference of two numbers.
+        relative: size of all differences to that of all numbers. cosine: of the two, as one vector.
+        worst: of the worst token, to its size; of logits the root mean square to their spread.
+        allowed: bound on `worst`. differs: it is above, or a single logit is.
+        sequence, position: the worst token.
+    """
+
+    name: str
+    tokens: int = 0
+    max_abs: float = 0.0
+    relative: float = 0.0
+    cosine: float = 1.0
+    worst: float = 0.0
+    allowed: float = 0.0
+    differs: bool = False
+    sequence: str = ""
+    position: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpDiff:
+    """What `headrace diff` tells.
+
+    Attributes:
+        dtype: whose tolerance holds. tensors: in the order in which a forward makes them.
+        paths: of the steps of each dump. partings: where tokens differ.
+        paired_by: "name" or "order" of the sequences. missing: tensors that one dump has alone.
+    """
+
+    dtype: str
+    tokens: int
+    paired_by: str
+    paths: tuple[str, str]
+    tensors: tuple[Compared, ...]
+    partings: tuple[Parting, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Compared | None:
+        """The first tensor that differs."""
+        return next((each for each in self.tensors if each.differs), None)
+
+    @property
+    def agrees(self) -> bool:
+        return self.first is None
+
+    def as_dict(self) -> dict[str, Any]:
+        first = self.first
+        return {
+            "agrees": self.agrees,
+            "first": None if first is None else first.name,
+            **asdict(self),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.tokens} tokens paired by {self.paired_by}; paths {' and '.join(self.paths)}"
+        for parting in self.partings:
+            yield (
+                f"{parting.sequence}: token {parting.token} and {parting.other} at position "
+                f"{parting.position}; nothing from there on is compared"
+            )
+        if self.missing:
+            yield f"in one dump only: {', '.join(self.missing)}"
+        yield ""
+        yield (
+            f"{'tensor':<12}{'tokens':>8}{'max abs':>11}{'relative':>11}{'cosine':>12}"
+            f"{'worst':>11}{'allowed':>11}  worst token"
+        )
+        for each in self.tensors:
+            mark = "  DIFFERS" if each.differs else ""
+            yield (
+                f"{each.name:<12}{each.tokens:>8}{each.max_abs:>11.2e}{each.relative:>11.2e}"
+                f"{each.cosine:>12.8f}{each.worst:>11.2e}{each.allowed:>11.2e}"
+                f"  {each.sequence} at {each.position}{mark}"
+            )
+        yield ""
+        first = self.first
+        if first is None:
+            yield f"the dumps agree within the rounding of {self.dtype}"
+        else:
+            yield (
+                f"{first.name} differs first: by {first.worst:.2g} of its size at position "
+                f"{first.position} of {first.sequence} (allowed: {first.allowed:.2g})"
+            )
+
+
+def diff_dumps(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> DumpDiff:
+    """Compare two dumps; the first is the measure.
+
+    Raises:
+        ConfigError: they have no token or no tensor in common.
+    """
+    a, b = _index(ours), _index(theirs)
+    paired_by, names = _paired_names(a, b)
+    partings: list[Parting] = []
+    pairs: dict[tuple[int, int], list[_Pair]] = defaultdict(list)
+    for mine, other in names:
+        for pair in _common(mine, a[mine], b[other], partings):
+            pairs[pair.ours[0], pair.theirs[0]].append(pair)
+    both = [frozenset().union(*(step.names for step in dump)) for dump in (ours, theirs)]
+    known = in_order(sorted(both[0] & both[1]))
+    if not pairs or not known:
+        raise ConfigError(
+            "The dumps have nothing in common",
+            why="no token of the same sequence, position and id is in both, or no tensor",
+            remedy="Dump the same prompts with the same names",
+        )
+    dtype = min((step.facts.dtype for step in (*ours, *theirs)), key=COARSEST_FIRST.index)
+    return DumpDiff(
+        dtype=dtype,
+        tokens=sum(map(len, pairs.values())),
+        paired_by=paired_by,
+        paths=(_paths(ours), _paths(theirs)),
+        tensors=tuple(_compare(name, pairs, ours, theirs, TOLERANCES[dtype]) for name in known),
+        partings=tuple(partings),
+        missing=tuple(in_order(sorted(both[0] ^ both[1]))),
+    )
+
+
+def _paths(steps: Sequence[DumpedStep]) -> str:
+    return ", ".join(sorted({step.facts.path for step in steps}))
+
+
+# ---- pairing
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """Where a token lies, and its id."""
+
+    place: Place
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One token in both dumps."""
+
+    sequence: str
+    position: int
+    ours: Place
+    theirs: Place
+
+
+_Index = dict[str, dict[int, _Token]]
+"""sequence -> position -> token; of one that ran twice, as after a retraction, the last."""
+
+
+def _index(steps: Sequence[DumpedStep]) -> _Index:
+    found: _Index = defaultdict(dict)
+    for number, step in enumerate(steps):
+        columns = step.read("sequence", "positions", "input_ids", "live")
+        for place, (sequence, position, token, live) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            if live:
+                name = step.facts.sequences[sequence]
+                found[name][position] = _Token((number, place), token)
+    return found
+
+
+def _paired_names(a: _Index, b: _Index) -> tuple[str, list[tuple[str, str]]]:
+    """By name where some name is in both, else in the order in which they came."""
+    common = [(name, name) for name in a if name in b]
+    return ("name", common) if common else ("order", list(zip(a, b, strict=False)))
+
+
+def _common(
+    sequence: str, a: dict[int, _Token], b: dict[int, _Token], partings: list[Parting]
+) -> Iterator[_Pair]:
+    """Tokens of a sequence that both have, up to where they part."""
+    for position in sorted(a.keys() & b.keys()):
+        mine, other = a[position], b[position]
+        if mine.id != other.id:
+            partings.append(
+                Parting(sequence=sequence, position=position, token=mine.id, other=other.id)
+            )
+            return
+        yield _Pair(sequence, position, mine.place, other.place)
+
+
+# ---- measuring
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of squares and products over all pairs."""
+
+    difference: float = 0.0
+    ours: float = 0.0
+    theirs: float = 0.0
+    product: float = 0.0
+    single: float = field(default=0.0)
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        a, b = a.double().flatten(), b.double().flatten()
+        self.difference += float((a - b).square().sum())
+        self.ours += float(a.square().sum())
+        self.theirs += float(b.square().sum())
+        self.product += float(a @ b)
+
+
+def _compare(
+    name: str,
+    pairs: dict[tuple[int, int], list[_Pair]],
+    ours: Sequence[DumpedStep],
+    theirs: Sequence[DumpedStep],
+    tolerance: Tolerance,
+) -> Compared:
+    result, sums = Compared(name=name), _Sums()
+    kind, layer = layer_of(name)
+    result.allowed = tolerance.logits
+    if layer is not None:  # a stream is what the next layer gets
+        result.allowed = tolerance.layer(layer + (kind == "stream"))
+    for (mine, other), tokens in pairs.items():
+        if name not in ours[mine].names or name not in theirs[other].names:
+            continue
+        a, b, kept = _rows(name, ours[mine], theirs[other], tokens)
+        if not kept:
+            continue
+        everything = torch.ones(len(kept), dtype=torch.bool)
+        if kind == LOGITS:
+            worst, place, single, _ = worst_logits(b.float(), a.float(), everything).tolist()
+            sums.single = max(sums.single, single)
+        else:
+            worst, place = worst_token(b, a, everything).tolist()
+        result.tokens += len(kept)
+        result.max_abs = max(result.max_abs, float((a.float() - b.float()).abs().max()))
+        sums.add(a, b)
+        if worst >= result.worst:
+            token = kept[int(place)]
+            result.worst, result.sequence, result.position = worst, token.sequence, token.position
+    result.relative = sqrt(sums.difference / max(sums.ours, 1e-300))
+    result.cosine = sums.product / max(sqrt(sums.ours * sums.theirs), 1e-300)
+    result.differs = not (result.worst <= result.allowed and sums.single <= tolerance.single_logit)
+    return result
+
+
+def _rows(
+    name: str, ours: DumpedStep, theirs: DumpedStep, tokens: Sequence[_Pair]
+) -> tuple[Tensor, Tensor, list[_Pair]]:
+    """The two tensors row by row of the tokens, and those of them that have rows."""
+    a, b = ours.read(name)[0], theirs.read(name)[0]
+    kept = list(tokens)
+    mine, other = [pair.ours[1] for pair in kept], [pair.theirs[1] for pair in kept]
+    if name == LOGITS:  # a row for each token that samples
+        rows = [
+            {token: row for row, token in enumerate(step.read("logit_token")[0].tolist())}
+            for step in (ours, theirs)
+        ]
+        kept = [p for p in tokens if p.ours[1] in rows[0] and p.theirs[1] in rows[1]]
+        mine = [rows[0][pair.ours[1]] for pair in kept]
+        other = [rows[1][pair.theirs[1]] for pair in kept]
+    if a.shape[1:] != b.shape[1:]:
+        raise ConfigError(
+            f"{name} has shape {list(a.shape[1:])} in one dump, {list(b.shape[1:])} in the other",
+            remedy="Compare dumps of one model",
+        )
+    return a[mine], b[other], kept

@@ -1,0 +1,139 @@
+"""What a dump is on disk: one safetensors file a step.
+
+Tensors of a file, over T tokens of which S sample:
+
+| name | shape | what |
+|---|---|---|
+| `input_ids`, `positions` | [T] int64 | |
+| `sequence` | [T] int64 | place in the metadata's `sequences` |
+| `live` | [T] bool | false for rows that have ended: their other numbers mean nothing |
+| `k.N`, `v.N` | [T, K, D], [T, K, Dv] | what layer N wrote to the KV pool |
+| `stream.N` | [T, H] | the residual stream behind layer N |
+| `logits` | [S, V] float32 | |
+| `logit_token` | [S] int64 | place of the token behind which they come |
+
+The metadata are texts; what is no text is JSON.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.base.errors import ConfigError
+
+K, V, STREAM, LOGITS = NAMES = ("k", "v", "stream", "logits")
+SCHEMA = 1
+_OF_LAYER = re.compile(r"(k|v|stream)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """The metadata of a file.
+
+    Attributes:
+        step: counts dumped steps from 1. model, dtype: of the model. backend: of attention.
+        bucket: tokens, rows and variant. sequences: their names; rows: their rows.
+    """
+
+    step: int
+    model: str
+    dtype: str
+    path: str
+    bucket: tuple[int, int, str]
+    backend: str
+    mode: str
+    sequences: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    def texts(self) -> dict[str, str]:
+        told = {name: json.dumps(getattr(self, name)) for name in self.__slots__}
+        return {"headrace_dump": str(SCHEMA), **told}
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], path: Path) -> "StepFacts":
+        """Raises `ConfigError` for a file that is no dump of this version."""
+        if texts.get("headrace_dump") != str(SCHEMA):
+            raise ConfigError(f"{path} is no dump of this version of headrace")
+        values: dict[str, Any] = {name: json.loads(texts[name]) for name in cls.__slots__}
+        for name in ("bucket", "sequences", "rows"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def write_step(folder: Path, facts: StepFacts, tensors: Mapping[str, Tensor]) -> Path:
+    """Write one step; its file. Raises OSError or SafetensorError."""
+    path = folder / f"step-{facts.step:06}.safetensors"
+    save_file({name: _own(each) for name, each in tensors.items()}, path, metadata=facts.texts())
+    return path
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Alone in its memory, as the format wants it: what was small came together with others."""
+    is_alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if is_alone else tensor.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpedStep:
+    """One file of a dump; tensors are read when asked for."""
+
+    path: Path
+    facts: StepFacts
+    names: frozenset[str]
+
+    def read(self, *names: str) -> list[Tensor]:
+        with safe_open(self.path, framework="pt") as file:
+            return [file.get_tensor(name) for name in names]
+
+
+def open_dump(folder: str | Path) -> list[DumpedStep]:
+    """The steps of a dump in their order.
+
+    Raises:
+        ConfigError: it is no folder with a dump, or a file cannot be read.
+    """
+    files = sorted(Path(folder).expanduser().glob("step-*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"{folder} holds no dump",
+            why="a dump is a folder with files like step-000001.safetensors",
+        )
+    return list(_opened(files))
+
+
+def _opened(files: Sequence[Path]) -> Iterator[DumpedStep]:
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = StepFacts.of(file.metadata() or {}, path)
+                names = frozenset(file.keys())
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{path} cannot be read", why=str(error)) from error
+        yield DumpedStep(path=path, facts=facts, names=names)
+
+
+def layer_of(name: str) -> tuple[str, int | None]:
+    """("k", 3) of "k.3"; ("logits", None)."""
+    match = _OF_LAYER.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Tensors that are compared, in the order in which a forward makes them."""
+    known = [name for name in names if layer_of(name)[0] in NAMES]
+
+    def place(name: str) -> tuple[float, int]:
+        kind, layer = layer_of(name)
+        return (float("inf") if layer is None else layer, NAMES.index(kind))
+
+    return sorted(known, key=place)
