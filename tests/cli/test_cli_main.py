@@ -157,7 +157,7 @@ def test_alone_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(verb in shown for verb in VERBS)
 
 
-def test_help_shows_defaults_and_what_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, parts in (
         (
             ("generate",),
@@ -166,8 +166,7 @@ def test_help_shows_defaults_and_what_is_not_built(capsys: pytest.CaptureFixture
                 "(default: 1.0)",
                 "later ones (default: on)",
                 "last (of each output token) or all (default: none)",
-                "experts of each token (not in this version)",
-                "(on: not in this version)",
+                "experts of each token (--enable-return-routed-experts)",
             ),
         ),
         (("bench", "step"), ("(default: 1,32,128,256)", "(default: 1024)")),

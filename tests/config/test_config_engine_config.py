@@ -46,6 +46,7 @@ BAD: dict[str, list[Any]] = {
     "mem_fraction": [*NOTHINGS, "0.5", True, False, 0, 0.0, -0.1, 1.01, 2, Fraction(1, HUGE)],
     "page_size": [*NOT_COUNTS, 3, 256],
     "chunked_prefill_size": NOT_COUNTS,
+    "split_prefill_layers": NOT_COUNTS,
     "enable_prefix_cache": [*NOT_FLAGS, None],
     "enable_overlap": NOT_FLAGS,
     "attention_backend": NOT_NAMES,
