@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))  # the tiny checkpoints live there
 
+from chat_checkpoint import write_chat_checkpoint
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from tiny_engine import write_checkpoint
@@ -27,6 +28,15 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder: Path) -> Tokenizer:
     made = load_tokenizer(EngineConfig(model=str(tiny_folder)))
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="session")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """With a chat template that knows tools and reasoning."""
+    folder = write_chat_checkpoint(tmp_path_factory.mktemp("serving") / "reasoner", "hermes")
+    made = load_tokenizer(EngineConfig(model=str(folder)))
     assert made is not None
     return made
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from chat_checkpoint import write_chat_checkpoint
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -13,7 +12,6 @@ from headrace.base.errors import EngineDeadError
 from headrace.config.engine_config import EngineConfig
 from headrace.request.outcome import Finished
 from headrace.serving.app import make_app
-from headrace.serving.prompts import load_tokenizer
 from headrace.serving.server_config import ServerConfig
 from headrace.serving.service import Service
 from headrace.text.tokenizer import Tokenizer
@@ -26,14 +24,6 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = write_chat_checkpoint(tmp_path_factory.mktemp("messages") / "tiny", "hermes")
-    made = load_tokenizer(EngineConfig(model=str(folder)))
-    assert made is not None
-    return made
 
 
 @pytest.fixture

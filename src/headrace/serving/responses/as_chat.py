@@ -1,0 +1,86 @@
+"""A request for a response, as the request for a chat that it comes to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.base.shown import shown
+from headrace.serving.errors import from_faults, invalid
+from headrace.serving.openai.chat_request import ChatRequest
+from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.responses.input_items import as_messages
+from headrace.serving.responses.response_request import ResponseRequest
+
+Fields = dict[str, Any]
+
+_NOT_STORED = "nothing is stored here; send the whole conversation as input"
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def as_chat(body: ResponseRequest, seen: set[str]) -> ChatRequest:
+    """The same in the terms of chats.
+
+    Args:
+        seen: unknown fields that were warned about; see `check_extra_fields`.
+
+    Raises:
+        ApiError: 400 for what has no meaning here.
+    """
+    check_extra_fields(body, seen)
+    _check_what_is_not_here(body)
+    fields: Fields = {
+        "messages": as_messages(body.instructions, body.input),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "response_format": _format((body.text or {}).get("format")),
+    }
+    if body.tools:
+        fields["tools"] = [_tool(tool) for tool in body.tools]
+        fields["tool_choice"] = _choice(body.tool_choice)
+    elif body.tool_choice not in (None, "auto", "none"):
+        raise invalid("tool_choice needs tools", "tool_choice")
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise from_faults(error.errors(include_url=False)) from None
+
+
+def _check_what_is_not_here(body: ResponseRequest) -> None:
+    for name in ("previous_response_id", "conversation"):
+        if getattr(body, name) is not None:
+            raise invalid(f"{name} is not supported: {_NOT_STORED}", name)
+    if (body.model_extra or {}).get("prompt") is not None:
+        raise invalid("prompt is not supported: no templates are stored here", "prompt")
+    if body.background:
+        raise invalid("background is not supported: " + _NOT_STORED, "background")
+    if body.truncation not in (None, "disabled"):
+        raise invalid("truncation is not supported: prompts are never truncated", "truncation")
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise invalid("logprobs are not supported here; chat completions have them", "include")
+
+
+def _tool(tool: Mapping[str, Any]) -> Fields:
+    if tool.get("type") != "function":
+        kind = shown(tool.get("type"))
+        raise invalid(f"A tool is of type {kind}; functions are what this server has", "tools")
+    function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(asked: object) -> Any:
+    """OpenAI's two APIs nest a schema differently."""
+    if isinstance(asked, Mapping) and asked.get("type") == "json_schema":
+        described = {name: value for name, value in asked.items() if name != "type"}
+        return {"type": "json_schema", "json_schema": described}
+    return asked
