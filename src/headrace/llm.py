@@ -130,7 +130,7 @@ class LLM:
         """Continue one prompt, piece by piece; the text of the pieces, joined, is the output's.
 
         The request is checked now and starts with the first piece. Leaving the iteration early
-        aborts it.
+        aborts it. Hidden states, where they are asked, come with the last piece.
         """
         if isinstance(prompt, list | tuple) and any(isinstance(part, _PROMPTS) for part in prompt):
             raise RequestError(
