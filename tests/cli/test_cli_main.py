@@ -166,7 +166,7 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
                 "(default: 1.0)",
                 "later ones (default: on)",
                 "last (of each output token) or all (default: none)",
-                "experts of each token (--enable-return-routed-experts)",
+                "return the experts of each token",
             ),
         ),
         (("bench", "step"), ("(default: 1,32,128,256)", "(default: 1024)")),
