@@ -14,8 +14,11 @@ The idea of a canary beside the pool, stamped and verified around the model, is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.kernels.noise import GOLDEN, MIX64, MIX64_LAST
@@ -34,6 +37,7 @@ HEAD = 0x4845414452414345
 PARTIAL_WORDS = 4  # 16 bytes of a slot's keys, and as many of its values, in every layer
 LOW_WORD = (1 << 32) - 1
 _WORD = (1 << 64) - 1
+Integers = NDArray[np.integer[Any]]
 _CHUNK = 1024  # slots whose words are summed at once
 
 
@@ -203,11 +207,20 @@ def mix64(word: Tensor) -> Tensor:
     return word ^ ((word >> MIX64_LAST) & ((1 << (64 - MIX64_LAST)) - 1))
 
 
-def chain_of(tokens: Sequence[int] | Tensor, first: int = 0, before: int = HEAD) -> int:
+def mark_hashes(tokens: Integers, positions: Integers) -> NDArray[np.uint64]:
+    """[n] of tokens and positions [n], on the host: what `mix64` makes of their marks."""
+    word = (positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64)
+    word += np.uint64(GOLDEN)
+    for shift, factor in MIX64:
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    return word ^ (word >> np.uint64(MIX64_LAST))
+
+
+def chain_of(tokens: Sequence[int], first: int = 0, before: int = HEAD) -> int:
     """The chain behind `tokens`, which stand from position `first` on behind the chain `before`."""
-    ids = torch.as_tensor(tokens, dtype=torch.int64)
-    marks = torch.arange(first, first + len(ids)) << 32 | ids
-    return _signed(before + int(mix64(marks).sum()))
+    positions = np.arange(first, first + len(tokens))
+    hashes = mark_hashes(np.array(tokens, dtype=np.int64), positions)
+    return _signed(before + int(hashes.sum(dtype=np.uint64)))
 
 
 def token_offsets(step: CanaryStep, place: Tensor, token: Tensor) -> Tensor:

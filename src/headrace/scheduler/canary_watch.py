@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.base.log import get_logger
 from headrace.kernels.kv_canary import (
@@ -21,7 +23,7 @@ from headrace.kernels.kv_canary import (
     SWEPT,
     TOKEN,
     chain_of,
-    mix64,
+    mark_hashes,
 )
 from headrace.observers.kv_canary import CanaryFindings, KvCanary, Violation
 from headrace.runner.model_runner import ModelRunner
@@ -34,6 +36,8 @@ log = get_logger(__name__)
 KIND_NAMES = {POSITION: "position", CHAIN: "chain", TOKEN: "token", DATA: "real KV"}
 LOGGED_PLACES = 1024  # more are counted only
 _WORD = (1 << 64) - 1
+
+Integers = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,23 +167,40 @@ class CanaryWatch:
             start, stop = share.sequence.computed, share.sequence.computed + share.new_tokens
             tokens += share.sequence.tokens[start:stop]
             positions += range(start, stop)
-        right = torch.tensor((tokens, positions))  # [2, n]
-        sums = mix64(right[1] << 32 | right[0]).cumsum(0).tolist()
-        fed = torch.cat([told.inputs[:, stop - s.new_tokens : stop] for _, s, stop in known], dim=1)
-        wrong = (fed.long() != right).any(0)
-        is_wrong = bool(wrong.any())
-        begin = 0
-        for place, share, _ in known:
-            end = begin + share.new_tokens
-            hashed = sums[end - 1] - (sums[begin - 1] if begin else 0)
-            if is_wrong and bool(wrong[begin:end].any()):
-                at = begin + int(wrong[begin:end].nonzero()[0])
+        right = np.array((tokens, positions), dtype=np.int64)  # [2, n]
+        inputs, ends = told.inputs.numpy(), told.ends.numpy()
+        fed = np.concatenate([inputs[:, stop - s.new_tokens : stop] for _, s, stop in known], 1)
+        begins = [0, *accumulate(share.new_tokens for _, share, _ in known)]
+        expected = self._chains([share for _, share, _ in known], right, begins[:-1])
+        read = ends[:, [place for place, _, _ in known]]  # [groups, sequences]
+        wrong_input = np.logical_or.reduceat((fed != right).any(0), begins[:-1])
+        wrong_end = (read != expected).any(0)
+        for index in (wrong_input | wrong_end).nonzero()[0].tolist():
+            share, begin = known[index][1], begins[index]
+            if wrong_input[index]:
+                at = begin + int((fed != right)[:, begin:].any(0).argmax())
                 yield self._wrong_input(share.sequence, right[:, at], fed[:, at])
-            elif finding := self._wrong_end(share, hashed, told.ends[:, place]):
-                yield finding
-            begin = end
+            else:
+                yield self._wrong_end(share, int(expected[index]), read[:, index].tolist())
 
-    def _wrong_input(self, sequence: Sequence, right: torch.Tensor, fed: torch.Tensor) -> Finding:
+    def _chains(self, shares: list[Share], right: Integers, begins: list[int]) -> Integers:
+        """[sequences] int64: the chain behind each, as the host has its tokens.
+
+        right: [2, n], tokens and positions of the step; begins: where each sequence's begin.
+        """
+        before = []
+        for share in shares:
+            sequence, start = share.sequence, share.sequence.computed
+            length, chain = sequence.canary_chain
+            before.append(chain if length == start else chain_of(sequence.tokens[:start]))
+        hashes = mark_hashes(*right)
+        sums = np.add.reduceat(hashes, begins)
+        chains = (np.array(before, dtype=np.int64).view(np.uint64) + sums).view(np.int64)
+        for share, chain in zip(shares, chains.tolist(), strict=True):
+            share.sequence.canary_chain = (share.sequence.computed + share.new_tokens, chain)
+        return chains
+
+    def _wrong_input(self, sequence: Sequence, right: Integers, fed: Integers) -> Finding:
         token, position = right.tolist()
         fed_token, fed_position = fed.tolist()
         kinds = TOKEN * (fed_token != token) | POSITION * (fed_position != position)
@@ -194,22 +215,16 @@ class CanaryWatch:
             f"{what}, the sequence has token {token} at position {position}",
         )
 
-    def _wrong_end(self, share: Share, hashed: int, ends: torch.Tensor) -> Finding | None:
+    def _wrong_end(self, share: Share, right: int, ends: list[int]) -> Finding:
         """ends: [groups], the chain behind the sequence as each page table leads to it."""
         sequence, start = share.sequence, share.sequence.computed
-        length, before = sequence.canary_chain
-        if length != start:
-            before = chain_of(sequence.tokens[:start])
-        right = _signed(before + hashed)
-        wrong = [end for end in ends.tolist() if end != right]
+        found = next(end for end in ends if end != right)
         # One that goes on with another history is told of once.
-        sequence.canary_chain = (start + share.new_tokens, wrong[0] if wrong else right)
-        if not wrong:
-            return None
+        sequence.canary_chain = (start + share.new_tokens, found)
         last = start + share.new_tokens - 1
         what = "the row is not active"
-        if wrong[0]:
-            what = f"expected {right & _WORD:016x}, found {wrong[0] & _WORD:016x}"
+        if found:
+            what = f"expected {right & _WORD:016x}, found {found & _WORD:016x}"
         self._counts["kv_canary_violations"] += 1
         return Finding(
             sequence=sequence,
@@ -253,8 +268,3 @@ def _what(violation: Violation) -> str:
     if violation.kinds & (CHAIN | DATA):
         return f"expected {expected & _WORD:016x}, found {found & _WORD:016x}"
     return f"expected token {expected}, the slot holds {found}"
-
-
-def _signed(word: int) -> int:
-    word &= _WORD
-    return word - (1 << 64) if word >> 63 else word
