@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from operator_recorder import as_if_on_a_gpu
@@ -36,8 +37,8 @@ def prompts(seed: int, lengths: tuple[int, ...] = (5, 33, 17, 60)) -> list[list[
 
 
 def canary_of(engine: Engine) -> NumericCanary:
-    (canary,) = engine.worker.runner.observers.members
-    assert isinstance(canary, NumericCanary)
+    members = engine.worker.runner.observers.members
+    (canary,) = [member for member in members if isinstance(member, NumericCanary)]
     return canary
 
 
@@ -79,6 +80,36 @@ def test_right_steps_of_the_cpu_graph_raise_no_alarm(llama_folder: Path) -> None
     run_all(engine, prompts(0)[:2], PARAMS[:2])
     assert any(entry["path"] == "cpu_graph" for entry in engine.stats()["paths"])
     assert canary_of(engine).stats()["diverged"] == 0
+
+
+def test_mixtures_of_experts_and_what_they_leave_are_not_disturbed(moe_folder: Path) -> None:
+    asked = [SamplingParams(temperature=0.0, max_tokens=4, return_routed_experts=True)] * 4
+    options = {"enable_return_routed_experts": True}
+    plain = run_all(watched(moe_folder, every=0, **options), prompts(0), asked)
+    engine = watched(moe_folder, **options)
+    outputs = run_all(engine, prompts(0), asked)
+    for output, expected in zip(outputs, plain, strict=True):
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert np.array_equal(output.routed_experts, expected.routed_experts)
+    steps = engine.stats()["steps"]
+    assert canary_of(engine).stats() == {"compared": steps, "diverged": 0, "left_out": 0}
+
+
+def test_steps_in_parts_are_none_of_its_own(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.execution.split_prefill.LEAST_TOKENS", 8)
+    engine = watched(llama_folder, split_prefill_layers=1, chunked_prefill_size=256)
+    handles = [engine.add(prompts(0)[0], PARAMS[0])]
+    for _ in range(2):
+        engine.step()
+    handles.append(engine.add(prompts(0)[3], PARAMS[0]))
+    while not all(handle.is_finished for handle in handles):
+        engine.step()
+    paths = {entry["path"]: entry["steps"] for entry in engine.stats()["paths"]}
+    assert paths["split_prefill"] == 1
+    stats = canary_of(engine).stats()
+    assert stats == {"compared": engine.stats()["steps"] - 1, "diverged": 0, "left_out": 0}
 
 
 def test_every_nth_step_is_compared(llama_folder: Path) -> None:

@@ -284,11 +284,28 @@ def test_what_cannot_be_is_refused_by_name(asked, named: str) -> None:
             LLAMA,
             r"0,99 was asked, the model has \d+ layers",
         ),
+        ({"numeric_canary": 9}, H100, QWEN3_MOE, "nearly tied"),
     ],
 )
 def test_conflicts(asked, hardware, model, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         plan(persona(model), hardware, **asked)
+
+
+def test_the_numeric_canary_is_a_decision_and_has_its_memory() -> None:
+    settled = plan(hardware=H100, numeric_canary=50, numeric_canary_mode="raise")
+    decision = settled.numeric_canary
+    assert (decision.value, decision.asked) == (50, True)
+    assert "every 50 steps" in decision.reason
+    assert "raise" in decision.reason
+    traits = persona().traits
+    without = fixed_bytes(traits, plan(hardware=H100))
+    with_canary = fixed_bytes(traits, settled)
+    assert set(with_canary) - set(without) == {"numeric canary"}
+    assert with_canary["numeric canary"] > 0
+    assert not plan(hardware=H100).numeric_canary.value
+    experts = plan(persona(QWEN3_MOE), H100, numeric_canary=9, dtype="float32")
+    assert experts.numeric_canary.value == 9
 
 
 def test_every_conflict_is_told_at_once() -> None:

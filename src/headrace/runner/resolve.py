@@ -123,6 +123,12 @@ def _conflicts(
     yield from _attention_conflicts(config)
     yield from deterministic_conflicts(config, traits, hardware)
     yield from expert_conflicts(config, traits)
+    if config.numeric_canary and traits.moe is not None and dtype != "float32":
+        yield (
+            f"numeric_canary was asked of a mixture of experts in {dtype}, where rounding decides "
+            "between experts that are nearly tied, so that right steps differ (use dtype float32, "
+            "or kv_canary)"
+        )
     stored = checkpoint.load_format
     if config.load_format not in ("auto", "dummy", stored):
         yield (
