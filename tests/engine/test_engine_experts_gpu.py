@@ -5,7 +5,6 @@ A choice between experts of nearly the same weight may fall otherwise on another
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from headrace.request.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -30,14 +30,6 @@ ASKS = SamplingParams(
     temperature=0.0, max_tokens=NEW, ignore_eos=True, logprobs=2, return_routed_experts=True
 )
 WATCHED = {"enable_return_routed_experts": True, "expert_distribution_recorder_mode": "stat"}
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture(scope="module")

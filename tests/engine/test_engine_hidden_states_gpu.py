@@ -1,7 +1,6 @@
 """On a CUDA device: hidden states of graphs equal eager's, and nobody waits for them."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from headrace.request.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -35,14 +35,6 @@ PLAIN = asking("none")
 FILTERED = asking("last", temperature=0.8, top_p=0.9, seed=5, logprobs=1)
 MIXED = [asking("last"), PLAIN, asking("all"), FILTERED, asking("last", n=2)]
 INNER = [asking("last", (0, 1)), PLAIN, asking("all", (1, -1)), asking("last")]
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture(params=["llama", "gemma"])

@@ -1,7 +1,6 @@
 """On a CUDA device: every forward path equals eager, whatever the batch, and says that it ran."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from headrace.request.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -33,14 +33,6 @@ FILTERED = SamplingParams(
     ignore_eos=True,
     logprobs=2,
 )
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from headrace.runner.forward_paths import GRAPH_BYTES
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_float32"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -34,14 +34,6 @@ QWEN3 = LLAMA | {
     "head_dim": 16,
     "tie_word_embeddings": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture(params=["qwen3", "gemma3"])

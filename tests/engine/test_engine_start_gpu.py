@@ -108,10 +108,8 @@ def test_idle_moments_capture_every_graph_within_the_memory_reserved(tmp_path: P
     assert runner.token_to_kv_pool.key_value(0)[0].data_ptr() == pages
 
 
-def test_answers_after_idle_captures_are_those_of_eager(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+@pytest.mark.usefixtures("exact_float32")
+def test_answers_after_idle_captures_are_those_of_eager(llama_folder: Path) -> None:
     settings = {"device": "cuda", "page_size": 16, "max_total_tokens": 8192}
     batch, params = prompts(9, 200, 0), [replace(GREEDY, logprobs=2)] * 9
     batch = [[token % 256 for token in prompt] for prompt in batch]
