@@ -35,12 +35,12 @@ def bits(
 def test_a_request_has_the_bits_that_it_has_alone(
     tmp_path: Path, family: str, seed: int, dtype: str
 ) -> None:
-    report = bits(tmp_path, family, workloads=6, seed=seed, dtype=dtype)
+    report = bits(tmp_path, family, workloads=4, seed=seed, dtype=dtype)
     assert not report.differences, str(report)
-    assert report.requests > 20
-    assert report.tokens > 100
-    assert report.cached_tokens > 100
-    assert report.retractions > 2
+    assert report.requests > 15
+    assert report.tokens > 80
+    assert report.cached_tokens > 50
+    assert report.retractions > 1
 
 
 def test_verify_holds_deterministic_configurations_to_the_bits_of_alone(
@@ -52,15 +52,18 @@ def test_verify_holds_deterministic_configurations_to_the_bits_of_alone(
         device="cpu",
         dtype="float32",
         deterministic=True,
+        attention_backend="torch_native",
         page_size=16,
         chunked_prefill_size=29,
         enable_overlap=False,
+        enable_prefix_cache=False,
     )
-    report = verify(asked)
+    prompts = [list(range(9, 9 + length)) for length in (5, 40, 17)]
+    report = verify(asked, prompts=prompts)
     assert report.passed, str(report)
     assert "the same bits as alone" in str(report)
     norm_by_a_dot_product(monkeypatch)
-    planted = verify(asked)
+    planted = verify(asked, prompts=prompts)
     assert not planted.passed
     assert any("alone" in problem for result in planted.failed for problem in result.problems)
     assert max(result.max_difference for result in planted.results) < 1e-4  # no tolerance finds it
@@ -104,7 +107,9 @@ def test_the_default_operators_follow_the_batch(tmp_path: Path) -> None:
 
 
 def norm_by_a_dot_product(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeterministicCpuOperators, "norm", CpuOperators.norm)
+    patch.setattr(
+        DeterministicCpuOperators, "norm", lambda self, norm, x: CpuOperators().norm(norm, x)
+    )
 
 
 def products_of_any_number_of_rows(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +131,9 @@ def test_one_operator_that_follows_the_batch_is_found(
     tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert bits(tmp_path, "llama", workloads=4, dtype="float32").differences
+    report = bits(tmp_path, "llama", workloads=4, dtype="float32")
+    assert report.differences
+    assert all("alone" in each for each in report.differences)
 
 
 def test_the_command_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ from headrace.testing.combinations import ALL_OFF
 from headrace.testing.random_workloads import (
     MAX_MODEL_LEN,
     Ask,
+    Subject,
     Workload,
     draw_settings,
 )
@@ -96,14 +97,12 @@ def check_bits(
     counts: Counter[str] = Counter()
     paths: Counter[str] = Counter()
     differences: list[str] = []
-    settings = draw_settings(
-        asked,
-        workloads=workloads,
-        each=each,
+    subject = Subject(
         vocab_size=alone.engine.vocab_size,
-        graphs=alone.engine.settled.plan.device.value == "cuda",
-        seed=seed,
+        has_graphs=alone.engine.settled.plan.device.value == "cuda",
+        has_tokenizer=alone.engine.tokenizer is not None,
     )
+    settings = draw_settings(asked, subject, workloads=workloads, each=each, seed=seed)
     model: CausalDecoder | None = None
     for setting in settings:
         engine = Engine(

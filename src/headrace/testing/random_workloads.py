@@ -57,24 +57,34 @@ class Setting:
         return ", ".join([*parts, f"cache {self.cache}", f"retract_every {self.retract_every}"])
 
 
-def draw_settings(
-    asked: EngineConfig, *, workloads: int, each: int, vocab_size: int, graphs: bool, seed: int
-) -> Iterator[Setting]:
-    """Engines with `each` workloads, until there are `workloads` of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What workloads are drawn for.
 
-    Args:
-        graphs: the device captures graphs, so that they are varied too.
+    Attributes:
+        has_graphs: the device captures graphs, so that they are varied too.
+        has_tokenizer: words can be forbidden, and forms of the answer asked for.
     """
+
+    vocab_size: int
+    has_graphs: bool
+    has_tokenizer: bool
+
+
+def draw_settings(
+    asked: EngineConfig, subject: Subject, *, workloads: int, each: int, seed: int
+) -> Iterator[Setting]:
+    """Engines with `each` workloads, until there are `workloads` of them."""
     draw = random.Random(seed)
     done = 0
     while done < workloads:
         count = min(each, workloads - done)
-        yield _setting(draw, asked, done // each, count, vocab_size, graphs)
+        yield _setting(draw, asked, subject, done // each, count)
         done += count
 
 
 def _setting(
-    draw: random.Random, asked: EngineConfig, number: int, count: int, vocab_size: int, graphs: bool
+    draw: random.Random, asked: EngineConfig, subject: Subject, number: int, count: int
 ) -> Setting:
     cache = draw.choice(CACHES) if asked.enable_prefix_cache else "off"
     page = asked.page_size or draw.choice((1, 4, 16, 64))
@@ -89,7 +99,7 @@ def _setting(
         "max_running_requests": draw.choice((2, 5, ROWS)),
         "max_total_tokens": max(tight, 2 * page * ROWS),
     }
-    if graphs:  # in turn, so that few engines meet them all
+    if subject.has_graphs:  # in turn, so that few engines meet them all
         decode, prefill = GRAPHS[number % len(GRAPHS)]
         rows = options["max_running_requests"]
         sizes = tuple(size for size in (1, 2, 4, ROWS) if size < rows)
@@ -99,13 +109,12 @@ def _setting(
         options=options,
         cache=cache,
         retract_every=draw.choice((0, 0, 2, 5)),
-        workloads=[
-            _workload(draw, cache, vocab_size, f"{draw.choice('ab')}") for _ in range(count)
-        ],
+        workloads=[_workload(draw, subject, cache, salt=draw.choice("ab")) for _ in range(count)],
     )
 
 
-def _workload(draw: random.Random, cache: str, vocab_size: int, salt: str) -> Workload:
+def _workload(draw: random.Random, subject: Subject, cache: str, *, salt: str) -> Workload:
+    vocab_size = subject.vocab_size
     shared = _ids(draw, vocab_size, draw.randrange(8, 80))
     asks = []
     arrival = 0
@@ -114,7 +123,7 @@ def _workload(draw: random.Random, cache: str, vocab_size: int, salt: str) -> Wo
         prompt = _ids(draw, vocab_size, length)
         if draw.random() < 0.4:
             prompt = (shared + prompt)[:LONGEST_PROMPT]
-        asks.append(Ask(prompt=prompt, want=_want(draw, vocab_size), arrival=arrival))
+        asks.append(Ask(prompt=prompt, want=_want(draw, subject), arrival=arrival))
         arrival += draw.choice((0, 0, 0, 1, 3, 10))
     shares = {"warm": 0.5, "hit": 1.0}
     kept = [ask.prompt[: int(len(ask.prompt) * shares[cache])] for ask in asks if cache in shares]
@@ -125,10 +134,10 @@ def _ids(draw: random.Random, vocab_size: int, count: int) -> list[int]:
     return [draw.randrange(vocab_size) for _ in range(count)]
 
 
-def _want(draw: random.Random, vocab_size: int) -> SamplingParams | PoolingParams:
+def _want(draw: random.Random, subject: Subject) -> SamplingParams | PoolingParams:
     if draw.random() < 0.15:
         return PoolingParams(pooling=draw.choice(("mean", "last")), normalize=draw.random() < 0.5)
-    many = draw.randrange(1, MOST_TOKENS)
+    many, vocab_size = draw.randrange(1, MOST_TOKENS), subject.vocab_size
     options: dict[str, Any] = {
         "max_tokens": many,
         "ignore_eos": True,
@@ -145,6 +154,8 @@ def _want(draw: random.Random, vocab_size: int) -> SamplingParams | PoolingParam
         options["logprobs_mode"] = "processed"
     if draw.random() < 0.3:
         options["logprob_token_ids"] = _ids(draw, vocab_size, 3)
+    if subject.has_tokenizer and draw.random() < 0.25:  # they make a step leave its kernels
+        options["bad_words"] = ["a", "be", "\n"]
     return SamplingParams(**options, **_changes(draw, vocab_size))
 
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -48,7 +50,12 @@ TINY_MODELS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gemma3": GEMMA3}
 
 
 def write_tiny_model(folder: Path, family: str) -> Path:
-    """A folder with the config of one of `TINY_MODELS`, and no tokenizer."""
+    """A folder with the config of one of `TINY_MODELS` and a tokenizer whose tokens are bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY_MODELS[family]))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
