@@ -16,6 +16,7 @@ from faulty_engine import RAISES
 
 from headrace.base.errors import HeadraceError, RequestError, TooLongError
 from headrace.engine.client import EngineClient
+from headrace.engine.token_states import TokenStates
 from headrace.llm import LLM
 from headrace.request.sampling_params import SamplingParams
 from headrace.request.structured_output import StructuredOutput
@@ -63,6 +64,10 @@ PARAMS = {
     "logprobs": SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1),
     "text": SamplingParams(max_tokens=60, temperature=0.0, stop="@"),
     "default_length": SamplingParams(temperature=0.0, ignore_eos=True),
+    "states": SamplingParams(max_tokens=5, n=2, return_hidden_states="all", seed=2),
+    "layers": SamplingParams(
+        max_tokens=5, seed=3, return_hidden_states=True, hidden_state_layers=[0, -1]
+    ),
 }
 
 
@@ -80,6 +85,11 @@ def test_a_stream_is_the_output_of_an_llm(shared: Shared, llama_folder: Path, na
         assert came.text(output.index) == output.text
         assert (ending.reason, ending.stop_reason) == (output.finish_reason, output.stop_reason)
         assert parts[-1].paths == output.paths
+        assert all(part.hidden_states is None for part in parts[:-1])
+        if output.hidden_states is None:
+            assert parts[-1].hidden_states is None
+        else:
+            assert TokenStates(parts[-1].hidden_states).states.equal(output.hidden_states.states)
         if output.logprobs is not None:
             logprobs = [entry for part in parts for entry in part.logprobs or ()]
             assert [list(entry) for entry in logprobs] == [list(e) for e in output.logprobs]
@@ -112,7 +122,7 @@ def test_what_the_engine_is_goes_to_its_client(shared: Shared, llama_folder: Pat
         ([1.5], SHORT, RequestError, "cannot be read"),
         ([1], SamplingParams(logit_bias={300: 1.0}), RequestError, "logit_bias"),
         ([1], SamplingParams(stop="half \ud83d"), RequestError, "surrogates"),
-        ([1], SamplingParams(return_routed_experts=True), RequestError, "not supported"),
+        ([1], SamplingParams(return_routed_experts=True), RequestError, "has no experts"),
     ],
 )
 def test_a_bad_request_is_refused_and_no_other(

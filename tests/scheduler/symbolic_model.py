@@ -19,6 +19,7 @@ from headrace.config.persona import AttentionTraits, LayerTraits, ModelTraits, P
 from headrace.memory.arena import Arena
 from headrace.memory.budget import plan_kv_tokens
 from headrace.request.outcome import Finished, Logprob
+from headrace.request.packed_states import PackedStates
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.resolve import CheckpointFacts, resolve
 from headrace.runner.worker import TpModelWorker
@@ -91,6 +92,7 @@ class Recorder:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.vector: NDArray[np.float32] | None = None
+        self.states: PackedStates | None = None
         self.endings: list[Finished] = []
 
     def token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> str | None:
@@ -105,6 +107,11 @@ class Recorder:
         assert not self.endings, "an embedding after the ending"
         assert self.vector is None, "two embeddings"
         self.vector = vector
+
+    def hidden_states(self, states: PackedStates) -> None:
+        assert not self.endings, "hidden states after the ending"
+        assert self.states is None, "hidden states twice"
+        self.states = states
 
     def finished(self, ending: Finished) -> None:
         self.endings.append(ending)
