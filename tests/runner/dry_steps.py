@@ -63,6 +63,7 @@ from headrace.config.engine_config import EngineConfig  # noqa: E402
 from headrace.kernels import (  # noqa: E402
     decode_attention_triton,
     extend_attention_triton,
+    invariant_attention_triton,
     invariant_product_triton,
     sampling_triton,
 )
@@ -86,7 +87,8 @@ def fake_choices(deterministic: bool) -> None:
     for module in (triton_backend, decode_attention_triton, invariant_product_triton):
         module.multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
     sampling_triton._multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
-    extend_attention_triton.shared_memory = lambda device: faked_gpu.SHARED
+    for module in (extend_attention_triton, invariant_attention_triton):
+        module.shared_memory = lambda device: faked_gpu.SHARED
     dense = Decision(name="weight_format", value="dense", reason="what kernels read")
     model_runner.choose_weight_format = lambda device, dtype: dense
     kernels = Decision(name="operators", value="triton", reason="what is tested")

@@ -29,6 +29,7 @@ from headrace.kernels.attention_math_triton import (
     locate,
     padded,
 )
+from headrace.kernels.extend_attention_triton import HOPPER_SHARED, shared_memory
 from headrace.kernels.fused_math_triton import begin, launch_options, prefetch, wait
 from headrace.kernels.invariant_attention_math_triton import (
     empty,
@@ -49,8 +50,8 @@ from headrace.kernels.whole_blocks_triton import load_block, slots_of, takes_blo
 
 ROWS = 64  # of a tile: those of a warp group's instruction
 EXACT_ROWS = 16  # in float32, whose products are no tensor core's
-BLOCK_BYTES = 32 * 1024  # of K and V of a block
-STAGES = 3
+BLOCK_BYTES, STAGES = 32 * 1024, 3  # of K and V of a block; blocks in flight
+SMALL_BYTES, SMALL_STAGES = 16 * 1024, 2  # the same with less shared memory than Hopper's
 EARLY = 2  # blocks that a program asks for while the kernel in front works
 WARPS, COMBINE_WARPS = 4, 4
 UNROLLED = 8  # splits whose sums the combine kernel asks for at once
@@ -79,21 +80,23 @@ class InvariantAttention:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         pdl: bool = False,
-        stages: int = STAGES,
     ) -> None:
         check_layer(q, k_cache, v_cache, pdl=pdl)
-        self._heads, dim = q.shape[1:]
+        # The interpreter, on a CPU, does as Hopper does. What decides the order of sums follows the
+        # model and the device.
+        large = q.device.type == "cpu" or shared_memory(q.device) >= HOPPER_SHARED
+        self._caches, self._heads, dim = (k_cache, v_cache), *q.shape[1:]
         self._page, self._kv_heads, self._value_dim = k_cache.shape[1], *v_cache.shape[2:]
-        self._window, self._sinks, self._pdl, self._stages = window, sinks, pdl, stages
+        self._window, self._sinks, self._pdl = window, sinks, pdl
+        self._stages = STAGES if large else SMALL_STAGES
         group = self._heads // self._kv_heads
         row_bytes = (padded(dim) + padded(self._value_dim)) * q.element_size()
-        block = min(64, block_keys(row_bytes, BLOCK_BYTES))
+        block = min(64, block_keys(row_bytes, BLOCK_BYTES if large else SMALL_BYTES))
         assert FIRST_KEYS % block == 0
         rows = max(padded(group), EXACT_ROWS if q.element_size() == 4 else ROWS)
-        by_block = q.element_size() == 2 and all(
-            takes_blocks(cache, block) for cache in (k_cache, v_cache)
-        )
-        self._queries, self._caches = rows // group, (k_cache, v_cache)
+        halves = q.element_size() == 2
+        by_block = large and halves and all(takes_blocks(x, block) for x in self._caches)
+        self._queries = rows // group
         self._habits = (
             slots_of(k_cache, block) if by_block else None,
             slots_of(v_cache, block) if by_block else None,

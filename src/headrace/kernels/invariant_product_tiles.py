@@ -20,6 +20,7 @@ class ProductTile:
     time. stages: blocks in flight, and one. group: tiles of tokens that go through the weights side
     by side, so that both stay in the L2. prefetch: columns of the weights asked for while waiting
     for the kernel in front. persistent: one program a multiprocessor takes tile after tile.
+    descriptor: tiles by tensor descriptors (TMA) where rows are aligned.
     """
 
     tokens: int
@@ -30,6 +31,7 @@ class ProductTile:
     group: int = 8
     prefetch: int = 0
     persistent: bool = False
+    descriptor: bool = True
 
     @property
     def shared(self) -> int:
@@ -58,9 +60,9 @@ def _tile(
     )
 
 
-EXACT = ProductTile(tokens=16, weights=32, block=32, warps=4, stages=2)
+EXACT = ProductTile(tokens=16, weights=32, block=32, warps=4, stages=2, descriptor=False)
 """Of float32, whose products are no tensor core's."""
-ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3)
+ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3, descriptor=False)
 """Of GPUs whose instructions were not looked at: one tile has one order."""
 
 # (rows of the weights, columns) -> rows of x, up to which -> tile. Of more rows the rule's.

@@ -79,7 +79,7 @@ def invariant_product(
             device=x.device,
         )
     rows = tile.weights if activation is None else tile.weights // 2
-    described = x.dtype is not torch.float32 and all(map(_takes_descriptor, (x, weight)))
+    described = tile.descriptor and all(map(_takes_descriptor, (x, weight)))
     programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, rows)
     if tile.persistent:
         programs = min(programs, multiprocessors(x.device))
