@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from headrace.serving.errors import ApiError, from_faults, invalid
+from headrace.serving.records import TRACE_PARENT
 from headrace.serving.service import service_of
 
 BYTES_PER_PART = 15  # a body of `max_body_bytes` may have one part for so many of them
@@ -31,6 +32,7 @@ class BodyRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service = await service_of(request)
+            TRACE_PARENT.set(request.headers.get("traceparent", ""))
             data = await _read(request)
             check_parts(data, service.config.max_body_bytes)
             try:

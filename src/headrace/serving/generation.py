@@ -35,7 +35,9 @@ class Generation:
     def __init__(
         self, service: Service, submits: Sequence[Submit], *, name: str, route: str, streams: bool
     ) -> None:
-        self.record = RequestRecord(id=name, route=route, streams=streams)
+        params = submits[0].params
+        asked = {each: getattr(params, each) for each in ("max_tokens", "temperature", "top_p")}
+        self.record = RequestRecord(id=name, route=route, streams=streams, asked=asked)
         self._service, self._submits = service, submits
         self._streams: list[Deltas] = []
         self._firsts: list[Delta] = []

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -26,6 +27,9 @@ from headrace.serving.prompts import load_tokenizer
 from headrace.serving.records import log_record
 from headrace.serving.server_config import ServerConfig
 from headrace.serving.service import Service
+
+if TYPE_CHECKING:
+    from headrace.serving.observability.tracing import Tracing
 
 log = get_logger(__name__)
 
@@ -58,6 +62,7 @@ class Server:
         self.service = Service(config=config, asked=asked)
         if config.log_requests:
             self.service.observers.append(log_record)
+        self._tracing = _tracing(self.service)
         self._http = _Http(_uvicorn_config(self.service))
         self._signals = 0
         self._status = OK
@@ -82,6 +87,8 @@ class Server:
             if self._draining is not None:
                 self._draining.cancel()
             await self._end_engine(living)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             for each in _SIGNALS:
                 loop.remove_signal_handler(each)
 
@@ -157,6 +164,18 @@ class Server:
         if late and service.engine is not None:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
+
+
+def _tracing(service: Service) -> "Tracing | None":
+    """Raises `HeadraceError` where traces are asked for and cannot be."""
+    endpoint = service.config.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    from headrace.serving.observability.tracing import Tracing
+
+    tracing = Tracing.to(endpoint, service.model_names[0])
+    service.observers.append(tracing.observe)
+    return tracing
 
 
 class _Http(uvicorn.Server):

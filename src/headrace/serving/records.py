@@ -1,11 +1,16 @@
 """What is kept of a request for the log, metrics and `/explain`: counts, times, never its text."""
 
 import time
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from headrace.base.log import get_logger
 
 log = get_logger(__name__)
+
+TRACE_PARENT: ContextVar[str] = ContextVar("trace_parent", default="")
+"""The header `traceparent` of the request that is being answered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +24,8 @@ class RequestRecord:
             "disconnect" for a request that got none.
         queue_seconds: in the engine's queue, of the sequence that ran first.
         paths: forward paths of its sequences, run-length, one list a choice.
+        asked: options by their names, numbers only.
+        trace_parent: what its sender's trace calls it, if there is one.
     """
 
     id: str
@@ -34,6 +41,8 @@ class RequestRecord:
     queue_seconds: float | None = None
     finishes: list[str] = field(default_factory=list)
     paths: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    asked: Mapping[str, float | None] = field(default_factory=dict)
+    trace_parent: str = field(default_factory=TRACE_PARENT.get)
 
     @property
     def seconds(self) -> float | None:

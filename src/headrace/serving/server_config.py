@@ -54,6 +54,11 @@ class ServerConfig:
     max_prompts: int = option(1024, "most prompts, times n, of one request", whole(1, 65536))
     log_level: str = option("info", "debug, info, warning or error", one_of(*LOG_LEVELS))
     log_requests: bool = option(False, "a log line for each request, without its text", flag())
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector that gets a span a request, over HTTP",
+        optional(text("URLs")),
+    )
     drain_seconds: int = option(
         30, "how long requests may go on after SIGTERM", whole(0, MAX_INT32)
     )
