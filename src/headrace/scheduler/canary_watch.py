@@ -42,10 +42,14 @@ Integers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is wrong with one sequence, where it begins."""
+    """What is wrong with one sequence, where it begins.
+
+    Attributes:
+        page: the first that is concerned. pages: all that no one should read.
+    """
 
     sequence: Sequence
-    position: int
+    page: int
     pages: frozenset[int]
     kinds: int
     message: str
@@ -102,7 +106,7 @@ class CanaryWatch:
         self._counts["kv_canary_sequences"] += len(findings)
         for finding in findings.values():
             self._keeper.distrust(finding.pages)
-            self._log(min(finding.pages, default=0), finding.kinds, finding.message)
+            self._log(finding.page, finding.kinds, finding.message)
         self._keeper.distrust({self._page(each) for each in told.violations})
         for each in swept:
             where = f"{self._where(each)} of the prefix cache"
@@ -128,7 +132,7 @@ class CanaryWatch:
             pages = {self._page(line) for line in lines}
             yield Finding(
                 sequence=sequence,
-                position=first.position,
+                page=self._page(first),
                 pages=frozenset(pages | set(self._pages_from(sequence, first.position))),
                 kinds=kinds,
                 message=f"KV canary: sequence {sequence.name}, {self._where(first)}: "
@@ -206,10 +210,11 @@ class CanaryWatch:
         kinds = TOKEN * (fed_token != token) | POSITION * (fed_position != position)
         what = f"fed token {fed_token} at position {fed_position}"
         self._counts["kv_canary_violations"] += 1
+        pages = self._pages_from(sequence, position)
         return Finding(
             sequence=sequence,
-            position=position,
-            pages=frozenset(self._pages_from(sequence, position)),
+            page=pages[0],
+            pages=frozenset(pages),
             kinds=kinds,
             message=f"KV canary: sequence {sequence.name}, position {position}: {_names(kinds)}; "
             f"{what}, the sequence has token {token} at position {position}",
@@ -228,7 +233,7 @@ class CanaryWatch:
         self._counts["kv_canary_violations"] += 1
         return Finding(
             sequence=sequence,
-            position=last,
+            page=sequence.pages[0],
             pages=frozenset(sequence.pages),
             kinds=CHAIN,
             message=f"KV canary: sequence {sequence.name}, position {last}: chain; the history "
