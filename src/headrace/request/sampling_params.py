@@ -204,6 +204,8 @@ class SamplingParams:
     def _normalise_stops(self) -> None:
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
+            if type(value) is tuple and not value:
+                continue  # nothing is asked, as nearly always
             strings = (value,) if isinstance(value, str) else value
             if strings is None:
                 strings = ()
@@ -221,6 +223,8 @@ class SamplingParams:
     def _normalise_ids(self) -> None:
         for name in _MOST_IDS:
             value = getattr(self, name)
+            if type(value) is tuple and not value:
+                continue
             if value is None:
                 self._set(name, None if name == "allowed_token_ids" else ())
                 continue
@@ -246,10 +250,16 @@ class SamplingParams:
             self._set("logit_bias", bias)
 
     def _set_integer(self, name: str, low: int, high: int) -> None:
-        self._set(name, _integer(name, getattr(self, name), low, high))
+        value = getattr(self, name)
+        if type(value) is int and low <= value <= high:
+            return  # as it should be: nearly always, and each request comes here twice
+        self._set(name, _integer(name, value, low, high))
 
     def _set_number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-        self._set(name, _number(name, getattr(self, name), low, high, open_low=open_low))
+        value = getattr(self, name)
+        if type(value) is float and low <= value <= high and not (open_low and value == low):
+            return
+        self._set(name, _number(name, value, low, high, open_low=open_low))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # normalising a frozen field, once, while it is made
