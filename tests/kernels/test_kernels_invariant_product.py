@@ -83,7 +83,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("outputs", "inputs"), MODELS)
 def test_every_tile_fits_and_is_a_warp_groups(outputs, inputs):
-    for rows in (64, 128, 256, 1024, 8192):
+    for rows in (16, 64, 128, 256, 1024, 8192):
         for gated in (False, True):
             tile = tile_on_hopper(rows, outputs, inputs, gated)
             assert tile.tokens % 64 == 0
@@ -97,7 +97,7 @@ def test_every_tile_fits_and_is_a_warp_groups(outputs, inputs):
 def test_tiles_change_at_powers_of_two_only():
     given = {"gated": False, "dtype": BRAIN, "device": torch.device("cpu")}
     found = [product_tile(rows, 4096, 4096, **given) for rows in (1, 2, 64, 65, 128, 129, 256)]
-    assert found[0] is found[1] is found[2]
+    assert found[0] is found[1]
     assert found[3] is found[4]
     assert found[5] is found[6]
     many = [product_tile(rows, 4096, 4096, **given) for rows in (8192, 8193, 100_000)]

@@ -83,17 +83,17 @@ def product_tile(
         return EXACT
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
         return ANYWHERE
-    rows = 1 << max(6, (rows - 1).bit_length()) if rows <= UP_TO else MANY
+    rows = 1 << max(4, (rows - 1).bit_length()) if rows <= UP_TO else MANY
     return tile_on_hopper(rows, outputs, inputs, gated)
 
 
 @cache
 def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> ProductTile:
-    """`rows` is a power of two, 64 at least."""
+    """`rows` is a power of two, 16 at least."""
     for limit, tile in sorted(MEASURED.get((outputs, inputs), {}).items()):
         if rows <= limit:
             return tile
-    return _few(rows, outputs, gated) if rows <= 128 else _many(rows, outputs)
+    return _few(max(64, rows), outputs, gated) if rows <= 128 else _many(rows, outputs)
 
 
 def _few(rows: int, outputs: int, gated: bool) -> ProductTile:

@@ -3,14 +3,14 @@
 Products as a layer asks for them, each with the kernel that reads it, by the operators of the mode
 and by the default ones; attention by the backend `triton` of both. Every tile of a product is held
 against the bits of 8,192 rows first. Beside the tile that the rule or the table chooses the fastest
-of some others is told (`--tiles` prints all): one that is much faster belongs into
-`kernels/invariant_product_tiles.py`. Exit code 1 if a bit or a result is wrong.
+of some others is told (`--tiles` prints all), and then as the table of
+`kernels/invariant_product_tiles.py` has it. Exit code 1 if a bit or a result is wrong.
 """
 
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,12 @@ from headrace.bench.kernels.products import (
 )
 from headrace.bench.kernels.timing import copy_rate, time_calls, time_long_call
 from headrace.kernels import few_rows as twin
+from headrace.kernels.invariant_product_tiles import MANY as MANY_ROWS
 from headrace.kernels.invariant_product_tiles import ProductTile, product_tile
 
-ROWS = (1, 32, 128, 256, 1024, 8192)
+LIMITS = {1: 16, 32: 64, 128: 128, 256: 256, 1024: 1024, 8192: MANY_ROWS}
+"""Rows that are timed -> rows up to which their tile would stand in the table."""
+ROWS = tuple(LIMITS)
 MOST = max(ROWS)
 HEAD_ROWS = 256  # logits of more are gigabytes
 LONG = 1024  # rows from which on calls are long
@@ -116,7 +119,21 @@ def named_arguments(product: Product, rows: int, outputs: int) -> dict[str, Any]
     }
 
 
-def compile_one(work: Work) -> None:
+def compile_one(work: Work | Case) -> None:
+    """Runs once, on little data, what a product or attention is compiled for."""
+    if isinstance(work, Work):
+        compile_product(work)
+        return
+    try:
+        for deterministic in (False, True):
+            attention_backends.measure(
+                "triton", replace(work, length=128), deterministic=deterministic
+            )
+    except Exception as error:  # timing it tells it again
+        print(f"{work}: {error}", file=sys.stderr)
+
+
+def compile_product(work: Work) -> None:
     from headrace.kernels.invariant_product_triton import invariant_product
 
     product = work.product
@@ -206,8 +223,8 @@ def bench_rows(
     whole: Tensor,
     *,
     verbose: bool,
-) -> bool:
-    """Prints a line; False if bits differ."""
+) -> tuple[bool, ProductTile]:
+    """Prints a line; False if bits differ, and the best tile."""
     from headrace.kernels.invariant_product_triton import invariant_product
 
     cut = of_rows(named, rows)
@@ -235,12 +252,19 @@ def bench_rows(
     if verbose:
         for tile in sorted(times, key=lambda tile: times[tile]):
             print(f"    {times[tile]:9.1f} {shown(tile)}")
-    return right
+    return right, best
 
 
 def shown(tile: ProductTile) -> str:
     shape = (tile.tokens, tile.weights, tile.block, tile.stages, tile.warps)
     return f"{shape}{' persistent' if tile.persistent else ''}"
+
+
+def in_code(tile: ProductTile) -> str:
+    """As in the table."""
+    shape = f"{tile.tokens}, {tile.weights}, {tile.block}, {tile.stages}, {tile.warps}"
+    prefetch = f", prefetch={tile.prefetch}" if tile.prefetch else ""
+    return f"_tile({shape}{prefetch}{', persistent=True' if tile.persistent else ''})"
 
 
 def bench_product(product: Product, *, verbose: bool) -> bool:
@@ -255,8 +279,14 @@ def bench_product(product: Product, *, verbose: bool) -> bool:
     meant = {name: of_rows(named, 64)[name] for name in ("x", "residual", "activation")}
     expected = twin.few_rows(weight=weights[0], **meant, dtype=torch.float32)
     right = check(product.name, whole[:64], expected)
+    best: dict[int, ProductTile] = {}
     for rows in (rows for rows in ROWS if rows <= most):
-        right &= bench_rows(product, rows, weights, named, whole, verbose=verbose)
+        good, best[rows] = bench_rows(product, rows, weights, named, whole, verbose=verbose)
+        right &= good
+    print(f"    ({product.outputs}, {product.inputs}): {{")
+    for rows, tile in best.items():
+        print(f"        {LIMITS[rows]}: {in_code(tile)},")
+    print("    },", flush=True)
     return right
 
 
@@ -288,7 +318,7 @@ def main() -> int:
         for rows in ROWS
         for tile in (*tiles(product, rows), None)
     }
-    in_processes(compile_one, sorted(works, key=str))
+    in_processes(compile_one, [*ATTENTION, *sorted(works, key=str)])
     print(f"{torch.cuda.get_device_name()}, copy {copy_rate() / 1e12:.2f} TB/s; {DTYPE}")
     print(
         "microseconds of norm, product and reader; TFLOP/s; tile: tokens, weights, block, stages,"
