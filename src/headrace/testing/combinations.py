@@ -37,6 +37,7 @@ CACHES = ("off", "cold", "warm", "hit")
 PAGE_SIZES = (1, 16, 64)
 CHUNKS = (29, 64, 1024)
 PAIRWISE_ORDERS = 8
+CAPTURE_COST = 3  # of a configuration that captures or compiles, in those that do not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +133,18 @@ def admitted(asked: EngineConfig, settled: Settled) -> Admitted:
 def pairwise(candidates: Sequence[Configuration], seed: int) -> list[Configuration]:
     """Few of the candidates in which every pair of values occurs that occurs in any of them.
 
-    Taking what adds most depends on the order among equals: the best of some orders.
+    Taking what adds most depends on the order among equals: the cheapest of some orders, in each of
+    which what need not be captured or compiled comes first.
     """
     draw = random.Random(seed)
-    orders = [draw.sample(candidates, len(candidates)) for _ in range(PAIRWISE_ORDERS)]
-    return min(map(_greedy_pairwise, orders), key=len)
+    orders = [
+        sorted(draw.sample(candidates, len(candidates)), key=_cost) for _ in range(PAIRWISE_ORDERS)
+    ]
+    return min(map(_greedy_pairwise, orders), key=lambda chosen: sum(map(_cost, chosen)))
+
+
+def _cost(configuration: Configuration) -> int:
+    return 1 if configuration.path_name == "eager" else CAPTURE_COST
 
 
 def _greedy_pairwise(order: Sequence[Configuration]) -> list[Configuration]:
