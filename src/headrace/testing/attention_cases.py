@@ -211,6 +211,9 @@ class _Maker:
     def determinism(self) -> Iterator[Check | Untested]:
         if self.claims.deterministic:
             yield from self.both("deterministic", run=checks.same_bits)
+            for options in ({}, {"window": 16}) if self.claims.sliding_window else ({},):
+                case = replace(self.case("mixed"), **options)
+                yield Check(subject="deterministic", case=case, run=checks.same_bits_one_by_one)
         else:
             yield Untested(subject="deterministic", reason="its capability is False")
 

@@ -106,6 +106,21 @@ def same_bits(kind: Kind, case: Case) -> None:
         start += new
 
 
+def same_bits_one_by_one(kind: Kind, case: Case) -> None:
+    """A token has the same bits in a prompt, whole or in chunks, as where it is decoded."""
+    scene = make_scene(case)
+    owners = [index for index, (_, new) in enumerate(case.rows) for _ in range(new)]
+    places = [prefix + step for prefix, new in case.rows for step in range(new)]
+    other = make_scene(replace(case, rows=[(place, 1) for place in places], decode=True))
+    table = scene.batch.kv["full"].page_table[owners]
+    other.batch.kv["full"] = replace(other.batch.kv["full"], page_table=table)
+    other = replace(other, layer=scene.layer, q=scene.q[: len(places)])
+    decoded = run(other, other.backend(kind))[0]
+    extended = run(scene, scene.backend(kind))[0][: len(places)]
+    differ = (decoded != extended).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not differ, f"tokens {differ[:5]} differ where they are decoded"
+
+
 def _row_alone(scene: Scene, index: int, start: int) -> Scene:
     """One row of a scene over the same pages."""
     case = replace(scene.case, rows=scene.case.rows[index : index + 1])
