@@ -15,7 +15,6 @@ from headrace.config.engine_config import EngineConfig
 from headrace.execution import preparation
 from headrace.execution.preparation import BatchPreparation
 from headrace.memory.radix_cache import RadixCache
-from headrace.scheduler import scheduler
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.testing.combinations import Configuration
 from headrace.testing.verify import verify
@@ -119,13 +118,6 @@ def plant_shifted_rope(monkeypatch: pytest.MonkeyPatch, *, page_size: int) -> No
     monkeypatch.setattr(BatchPreparation, "fill", fill)
 
 
-def test_a_rope_shifted_in_decode_steps_of_one_page_size(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant_shifted_rope(monkeypatch, page_size=64)
-    failed_where(run(model, **FEW), lambda each: each.page_size == 64)
-
-
 def test_a_stale_column_of_the_page_table(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = PageKeeper.grow
 
@@ -190,19 +182,6 @@ def test_a_cache_that_is_never_hit(model: str, monkeypatch: pytest.MonkeyPatch) 
     report = run(model, page_size=16, chunked_prefill_size=64)
     failed_where(report, lambda each: each.cache in ("warm", "hit"))
     assert "0 cached tokens, at least 48 were in the cache" in str(report)
-
-
-def test_counts_forgotten_in_a_retraction(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = scheduler.row_start
-
-    def row_start(sequence: Any) -> Any:
-        start = original(sequence)
-        return replace(start, prompt_length=len(start.tokens)) if sequence.retractions else start
-
-    monkeypatch.setattr(scheduler, "row_start", row_start)
-    report = run(model, **FEW)
-    failed_where(report, lambda each: each.retraction)
-    assert all("sampled prompt" in problem for each in report.failed for problem in each.problems)
 
 
 def test_a_step_that_fails_is_told(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

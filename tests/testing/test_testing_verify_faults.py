@@ -7,16 +7,20 @@ into the engine from outside; the reference, which has pages of 32 tokens and on
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.attention import torch_native
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.config.engine_config import EngineConfig
+from headrace.execution import cpu_graph
 from headrace.execution.preparation import BatchPreparation
 from headrace.layers.cpu_operators import CpuOperators
 from headrace.memory.radix_cache import RadixCache
@@ -233,6 +237,18 @@ def hidden_of_the_wrong_row(patch: Patch) -> None:
     patch.setattr(CausalDecoder, "compute_logits", compute_logits)
 
 
+def padding_written_over_a_live_slot(patch: Patch) -> None:
+    """Compiled decode steps are padded with token 0, written to the first row's slot."""
+    patch.setattr("headrace.execution.compiled_pieces.compile_piece", lambda piece, _: piece.graph)
+    groups, calls = 2, count()
+
+    def pad(x: Tensor, by: tuple[int, ...]) -> Tensor:
+        is_slots = len(by) == 2 and next(calls) % (2 + groups) >= 2
+        return torch.cat((x, x[:1].expand(by[1]))) if is_slots else F.pad(x, by)
+
+    patch.setattr(cpu_graph, "F", SimpleNamespace(pad=pad))
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is planted; which settings vary or differ; what all failing configurations have in
@@ -245,7 +261,9 @@ class Fault:
     says: str
     layer: int | None
     family: str = "gemma"
+    path: str = "eager"
     some_pass: bool = False
+    looks: int = 1  # at so many configurations that fail
 
 
 VARIES = None
@@ -279,6 +297,7 @@ FAULTS = {
         "prefix cache gave a wrong page",
         0,
         some_pass=True,
+        looks=8,
     ),
     "counts lost in a retraction": Fault(
         counts_lost_in_retraction, {}, "retraction on", "what differs is sampling", None
@@ -292,6 +311,14 @@ FAULTS = {
     "another row writes over a slot": Fault(
         another_row_writes_over_it, {}, "", "something else has written over it", 0
     ),
+    "padding written over a live slot": Fault(
+        padding_written_over_a_live_slot,
+        {"cpu_graph": "on"},
+        "path cpu_graph and retraction off",  # retraction leaves no step of three rows
+        "the slot it was written to",
+        0,
+        path="cpu_graph",
+    ),
     "hidden states of the wrong rows": Fault(hidden_of_the_wrong_row, {}, "", AFTER, None),
 }
 
@@ -304,12 +331,19 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# Those that vary a setting take more configurations.
+SLOW = {name for name, fault in FAULTS.items() if VARIES in fault.settings.values()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAULTS]
+)
 def test_a_fault_is_found_with_its_path_and_layer(
     name: str, model: str, llama: str, monkeypatch: Patch
 ) -> None:
     fault = FAULTS[name]
     fault.plant(monkeypatch)
+    monkeypatch.setattr("headrace.testing.verify.DEEP_MOST", fault.looks)
     report = report_of(llama if fault.family == "llama" else model, **fault.settings)
     assert report.failed
     assert report.common == fault.common
@@ -318,8 +352,10 @@ def test_a_fault_is_found_with_its_path_and_layer(
     assert found is not None
     assert found.layer == fault.layer
     assert (fault.layer is None) == (found.step == "")
-    assert fault.layer is None or "eager" in found.step
+    assert fault.layer is None or f", {fault.path}, " in found.step
     assert str(found) in str(report)
+    if fault.looks < len(report.failed):
+        assert report.failed[-1].deep is None
 
 
 def report_of(folder: str, **settings: Any) -> VerifyReport:

@@ -36,7 +36,7 @@ def run(model: str, **options: object) -> VerifyReport:
         "enable_overlap": True,
     }
     config = EngineConfig(model=model, seed=3, **(settings | fixed | options))
-    return verify(config, prompts=PROMPTS)
+    return verify(config, prompts=PROMPTS, deep=True)
 
 
 def test_both_kinds_agree_with_eager(model: str) -> None:
@@ -61,3 +61,8 @@ def test_a_graph_that_reads_stale_slots_is_found(
     monkeypatch.setattr(PrefillInputs, "fill", forget)
     report = run(model, prefill_graph="breakable")
     assert {each.configuration.path for each in report.failed} == {"prefill_graph"}
+    found = report.failed[0].deep
+    assert found is not None
+    assert "extend, prefill_graph, " in found.step
+    assert (found.what, found.layer, found.position) == ("K and V", 0, 0)
+    assert report.common == "path prefill_graph"
