@@ -7,7 +7,7 @@ compared: it should differ.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.observers.closeness import worst_logits, worst_token
 from headrace.observers.dump_files import LOGITS, DumpedStep, in_order, layer_of
 from headrace.observers.tolerances import TOLERANCES, Tolerance
 
+SHOWN = 6  # names of a list
 COARSEST_FIRST = ("bfloat16", "float16", "float32")
 
 Place = tuple[int, int]
@@ -105,7 +106,9 @@ class DumpDiff:
                 f"{parting.position}; nothing from there on is compared"
             )
         if self.missing:
-            yield f"in one dump only: {', '.join(self.missing)}"
+            more = len(self.missing) - SHOWN
+            told = ", ".join(self.missing[:SHOWN])
+            yield f"in one dump only: {told}" + (f" and {more} more" if more > 0 else "")
         yield ""
         yield (
             f"{'tensor':<12}{'tokens':>8}{'max abs':>11}{'relative':>11}{'cosine':>12}"
@@ -235,7 +238,7 @@ class _Sums:
     ours: float = 0.0
     theirs: float = 0.0
     product: float = 0.0
-    single: float = field(default=0.0)
+    single: float = 0.0
 
     def add(self, a: Tensor, b: Tensor) -> None:
         a, b = a.double().flatten(), b.double().flatten()

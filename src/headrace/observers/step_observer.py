@@ -24,9 +24,11 @@ class ForwardRun:
 
     def __str__(self) -> str:
         batch, bucket = self.batch, self.bucket
+        padded = f" of {bucket.tokens}" if bucket.tokens != batch.num_tokens else ""
+        variant = f", {bucket.variant}" if bucket.variant else ""
         return (
             f"{self.path} {batch.mode.name.lower()}: {batch.num_sequences} rows, "
-            f"{batch.num_tokens} tokens in {bucket.tokens} {bucket.variant}".rstrip()
+            f"{batch.num_tokens}{padded} tokens{variant}"
         )
 
 
