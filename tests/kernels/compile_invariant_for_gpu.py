@@ -69,12 +69,12 @@ def attention(kind: torch.dtype, pdl: bool) -> Iterator[str]:
     layer = invariant_attention_triton.InvariantAttention(q, cache, cache, scale=0.1, pdl=pdl)
     out = torch.empty_like(q)
     layer.decode(q, table, lengths, out=out, runs=1, tables_ready=pdl)
-    yield "_attend_kernel"
+    yield "attend_kernel"
     layer.decode(q, table, lengths, out=out, runs=4, tables_ready=pdl)
-    yield "_attend_kernel"
-    yield "_combine_kernel"
+    yield "attend_kernel"
+    yield "combine_kernel"
     layer.extend(q, table, lengths, lengths, lengths, max_extend=100, out=out, covered=4)
-    yield "_attend_kernel"
+    yield "attend_kernel"
 
 
 def sums_of_rows(code: str) -> list[str]:

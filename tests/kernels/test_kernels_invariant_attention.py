@@ -190,7 +190,7 @@ def test_places_of_queries_that_do_not_exist_become_zero():
 
 def test_no_tokens_are_no_launch(monkeypatch):
     batch = make(Case(seq_lens=(3,), heads=(2, 1), dim=16))
-    monkeypatch.setattr(kernels, "_attend_kernel", None)
+    monkeypatch.setattr(kernels, "attend_kernel", None)
     none = batch.q[:0]
     found = {"out": none.clone()}
     attention(batch).decode(none, batch.page_table[:0], batch.seq_lens[:0], **found)

@@ -41,7 +41,7 @@ def test_on_hopper_everything_is_a_warp_groups(dtype, tmp_path):
     assert not any(report["warps"] for report in reports)
     widths = [report["warp groups"] for report in reports if report["name"] == "_product_kernel"]
     assert widths == [["m64n16k16"], ["m64n128k16"], ["m64n256k16"]]
-    attention = [report for report in reports if report["name"] == "_attend_kernel"]
+    attention = [report for report in reports if report["name"] == "attend_kernel"]
     assert len(attention) == 3
     for report in attention:
         assert report["warp groups"] == ["m64n128k16", "m64n64k16"]

@@ -1,4 +1,4 @@
-"""What programs of `invariant_attention` compute: splits, the running softmax, sums of splits.
+"""What programs of `invariant_attention` compute: splits, running softmax, their sums, results.
 
 Every multiplication that is followed by an addition is written as one fused operation: which ones a
 compiler fuses may differ between variants of a kernel, and so would bits.
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from headrace.kernels import invariant_splits
-from headrace.kernels.attention_math_triton import LOG2_E, dot
+from headrace.kernels.attention_math_triton import LN_2, LOG2_E, base2_lse, divide, dot
 
 FIRST_KEYS = tl.constexpr(invariant_splits.FIRST_KEYS)
 SAME_LENGTH = tl.constexpr(invariant_splits.SAME_LENGTH)
@@ -86,3 +86,59 @@ def take_split(top, total, values, split_top, split_total, split_values):
     total = tl.fma(split_total, take, total * keep)
     values = tl.fma(split_values, take[:, None], values * keep[:, None])
     return new_top, total, values
+
+
+@triton.jit
+def finish(
+    top,
+    total,
+    values,
+    head,
+    seen,
+    written,
+    place,
+    sinks,
+    out,
+    lse,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    """Writes heads [M] at `place` of [T, N]; those that have not seen anything are 0."""
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=seen, other=0.0)
+        some = total > 0.0  # one more logit in the denominator of rows that saw a key
+        sink = tl.where(some, sink * LOG2_E, float("-inf"))
+        top, total, values = take_split(
+            top, total, values, sink, some.to(tl.float32), tl.zeros_like(values)
+        )
+    column = tl.arange(0, VALUE_PAD)
+    mask = written[:, None] & (column < VALUE_DIM)[None, :]
+    # The sign of a zero tells how many blocks were passed over: + 0 makes it one.
+    result = tl.where(seen[:, None], divide(values, total) + 0.0, 0.0)
+    place = place.to(tl.int64)
+    target = out + place[:, None] * VALUE_DIM + column[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=mask)
+    if lse is not None:
+        sums = tl.where(seen, base2_lse(top, total) * LN_2, float("-inf"))
+        tl.store(lse + place, sums, mask=written)
+
+
+@triton.jit
+def leave(
+    top,
+    total,
+    values,
+    entry,
+    entries,
+    exists,
+    part_values,
+    part_sums,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+):
+    """The sum of one split, for `combine_kernel`; entry: [M] of [B, N, S]."""
+    column = tl.arange(0, VALUE_PAD)
+    mask = exists[:, None] & (column < VALUE_DIM)[None, :]
+    tl.store(part_values + entry[:, None] * VALUE_DIM + column[None, :], values, mask=mask)
+    tl.store(part_sums + entry, top, mask=exists)
+    tl.store(part_sums + entries + entry, total, mask=exists)
