@@ -165,7 +165,7 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
                 "sequences that name none (default: 0)",
                 "(default: 1.0)",
                 "later ones (default: on)",
-                "last (of each output token) or all (default: none)",
+                "last (of each) or all (default: none)",
                 "return the experts of each token",
             ),
         ),

@@ -92,8 +92,9 @@ class Reference:
             return
         assert found is not None
         layers = params.state_layers(NUM_LAYERS)
-        first = 0 if params.return_hidden_states == "all" else len(prompt) - 1
         tokens = [*prompt, *part.token_ids][:-1]  # the last one was never read
+        starts = {"all": 0, "last": len(prompt) - 1, "final": len(tokens) - 1}
+        first = starts[str(params.return_hidden_states)]
         expected = self.states(tokens, layers)[first:]
         assert (found.first_position, found.layers) == (first, layers)
         assert found.states.shape == expected.shape

@@ -34,18 +34,19 @@ MIXED = [
     asking("all", temperature=0),
     PLAIN,
     asking("last", (0, 2), n=3),
+    asking("final", (2, -1)),
     asking("all", EVERY),
     asking("all", (-1, 1), n=2),
     asking("last", max_tokens=1),
     asking("all", (1,), max_tokens=1),
 ]
-LENGTHS = (1, 16, 33, 5, 50, 17, 40, 21)
+LENGTHS = (1, 16, 33, 5, 13, 50, 17, 40, 21)
 
 
 def prompts() -> list[list[int]]:
     draw = random.Random(7)
     lists = [[draw.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
-    lists[4][:30] = lists[6][:30] = lists[2][:30]
+    lists[5][:30] = lists[7][:30] = lists[2][:30]
     return lists
 
 
@@ -118,7 +119,7 @@ def test_a_cached_match_ends_before_the_first_state_that_is_asked(
     llama: Reference, page_size: int
 ) -> None:
     engine = engine_of(llama, page_size=page_size)
-    prompt = prompts()[4]
+    prompt = prompts()[5]
     run_all(engine, [prompt], [PLAIN])
     everything, last = run_alone(engine, [prompt] * 2, [asking("all"), asking("last")])
     assert everything.cached_tokens == 0
@@ -130,9 +131,9 @@ def test_a_cached_match_ends_before_the_first_state_that_is_asked(
 def test_continuations_of_a_request_compute_its_prompt_once(llama: Reference) -> None:
     engine = engine_of(llama, page_size=1)
     params = asking("all", EVERY, n=4)
-    (output,) = run_all(engine, [prompts()[4]], [params])
+    (output,) = run_all(engine, [prompts()[5]], [params])
     llama.check(output, params)
-    assert engine.stats()["prompt_tokens"] == len(prompts()[4]) + 3  # the last token of each
+    assert engine.stats()["prompt_tokens"] == len(prompts()[5]) + 3  # the last token of each
 
 
 def test_asking_changes_no_token(llama: Reference) -> None:
@@ -202,7 +203,7 @@ def test_split_prefill_steps_run_whole(llama: Reference) -> None:
     params = [asking("last", max_tokens=20), asking("all", EVERY)]
     handles = [engine.add(prompts()[0], params[0])]
     engine.step()
-    handles.append(engine.add(prompts()[4] * 6, params[1]))
+    handles.append(engine.add(prompts()[5] * 6, params[1]))
     finish(engine, handles)
     for handle, each in zip(handles, params, strict=True):
         llama.check(handle.output(), each)
@@ -314,13 +315,13 @@ def test_stops_drop_the_rows_of_dropped_tokens(
 def test_an_abort_leaves_what_was_there(llama: Reference, turns: int, overlap: bool) -> None:
     engine = engine_of(llama, chunked_prefill_size=24, enable_overlap=overlap)
     params = [asking("all", (0, -1), n=2), asking("last")]
-    handles = [engine.add(prompts()[4], each) for each in params]
+    handles = [engine.add(prompts()[5], each) for each in params]
     for _ in range(turns):
         engine.step()
     engine.abort([handle.request_id for handle in handles])
     for handle, each in zip(handles, params, strict=True):
         for part in handle.output().outputs:
-            found, prompt = part.hidden_states, prompts()[4]
+            found, prompt = part.hidden_states, prompts()[5]
             assert part.finish_reason == "abort"
             first, layers = found.first_position, each.state_layers(NUM_LAYERS)
             assert found.states.shape[1:] == (len(layers), 32)
@@ -344,10 +345,10 @@ def test_a_step_that_fails_leaves_what_was_there(llama: Reference) -> None:
         return forward(batch)
 
     engine.worker.forward_batch_generation = faulty  # type: ignore[method-assign]
-    (output,) = run_all(engine, [prompts()[4]], [asking("all")])
+    (output,) = run_all(engine, [prompts()[5]], [asking("all")])
     assert output.outputs[0].finish_reason == "error"
     assert len(output.hidden_states) == 40
-    expected = llama.states(prompts()[4][:40], (NUM_LAYERS,))
+    expected = llama.states(prompts()[5][:40], (NUM_LAYERS,))
     assert torch.allclose(output.hidden_states.states, expected, atol=1e-4)
 
 
@@ -357,7 +358,7 @@ def test_logits_that_are_no_numbers_leave_no_row(llama: Reference) -> None:
         (len(hidden), VOCAB), torch.nan
     )
     for states, rows in (("last", 0), ("all", 40)):  # those of the chunks before
-        (output,) = run_all(engine, [prompts()[4]], [asking(states, (0, -1))])
+        (output,) = run_all(engine, [prompts()[5]], [asking(states, (0, -1))])
         assert output.outputs[0].finish_reason == "error"
         assert output.hidden_states.states.shape == (rows, 2, 32)
 
@@ -422,6 +423,20 @@ def test_layers_that_are_not_there_are_refused(llama: Reference, layers: tuple[i
     with pytest.raises(ValueError, match=r"hidden_state_layers is .*\[-4, 3\]: this model has 3"):
         engine.add([1], asking("last", layers))
     assert not engine.has_work
+
+
+def test_more_states_than_a_step_may_leave_are_refused(
+    llama: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(llama, chunked_prefill_size=40)
+    memory = engine.settled.hardware.memory_bytes
+    monkeypatch.setattr("headrace.engine.prompts.STATES_SHARE", (40 * 2 * 32 * 4 + 0.5) / memory)
+    prompt = list(range(60))
+    for params in (asking("all", (0, -1)), asking("all", (1,)), asking("last", EVERY)):
+        llama.check(run_all(engine, [prompt], [params])[0], params)
+    with pytest.raises(ValueError, match=r"40 positions and 3 layers take 15,360 bytes.*10,240 b"):
+        engine.add(prompt, asking("all", (0, 1)))
+    llama.check(run_all(engine, [prompt[:9]], [asking("all", EVERY)])[0], asking("all", EVERY))
 
 
 # ---- nothing asked, nothing done

@@ -128,7 +128,7 @@ GOOD: dict[str, list[Any]] = {
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
     "stop_token_ids": [None, [], [0, 2**31 - 1], np.array([5])],
     "stop": [None, (), "end", ["a", "b"], ("a",)],
-    "return_hidden_states": [True, False, "none", "last", "all"],
+    "return_hidden_states": [True, False, "none", "final", "last", "all"],
     "hidden_state_layers": [(-1,), [-1], np.array([-1])],
 }
 

@@ -33,6 +33,9 @@ def check(sink: Recorder, prompt: list[int], most: int, states: str, is_aborted:
         return
     assert sink.states is not None
     first = 0 if states == "all" else len(prompt) - 1
+    if states == "final" and sink.tokens:
+        first += len(sink.tokens) - 1
+        assert sink.states.rows == 1
     found = np.frombuffer(sink.states.data, np.float32)
     assert (sink.states.first_position, sink.states.rows) == (first, len(found))
     whole = prompt + expected
@@ -66,7 +69,7 @@ def test_random_schedule(seed: int) -> None:
             room = scheduler.keeper.capacity_tokens - len(prompt)
             if room > 0:
                 name, most = f"r{turn}", draw.randint(1, min(room, 14))
-                states = draw.choice(["none", "last", "all"])
+                states = draw.choice(["none", "last", "all", "final"])
                 sinks = submit(scheduler, name, prompt, most, states, draw.choice([1, 1, 3]))
                 submitted[name] = (sinks, prompt, most, states)
         if submitted and draw.random() < 0.04:

@@ -76,9 +76,12 @@ def packed_states(submit: Submit, tokens: int) -> PackedStates | None:
         return None
     layers = params.state_layers(INFO.num_layers)
     first = 0 if params.return_hidden_states == "all" else len(submit.prompt_token_ids) - 1
-    rows = len(submit.prompt_token_ids) - 1 + tokens - first
+    places = range(len(submit.prompt_token_ids) - 1 + tokens - first)
+    if params.return_hidden_states == "final":
+        first, places = first + places[-1], places[-1:]
+    rows = len(places)
     numbers = np.array(
-        [[[row] + [layer] * (width - 1) for layer in layers] for row in range(rows)], np.float32
+        [[[row] + [layer] * (width - 1) for layer in layers] for row in places], np.float32
     )
     halves = (numbers.view(np.uint32) >> 16).astype("<u2")
     return PackedStates(bytearray(halves.tobytes()), rows, width, "bfloat16", first, layers)

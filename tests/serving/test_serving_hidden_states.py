@@ -82,7 +82,7 @@ def test_a_stream_has_them_with_its_end(http) -> None:
 )
 def test_choices_have_the_state_of_their_last_token(http, engine, route, body) -> None:
     reply = post(http, route, **body, return_hidden_states=True, n=2)
-    assert engine.params.return_hidden_states == "last"
+    assert engine.params.return_hidden_states == "final"
     assert [each["hidden_states"] for each in reply["choices"]] == [row(TOKENS - 1, 2)] * 2
     layers = post(http, route, **body, return_hidden_states=True, hidden_state_layers=[1, 0])
     assert layers["choices"][0]["hidden_states"] == row(TOKENS - 1, 1, 0)
@@ -110,7 +110,11 @@ def test_a_streamed_chat_has_it_with_the_ending(http) -> None:
 @pytest.mark.parametrize(
     ("route", "body", "part"),
     [
-        ("/generate", {"text": "a", "return_hidden_states": "some"}, "Allowed: none, last, all"),
+        (
+            "/generate",
+            {"text": "a", "return_hidden_states": "some"},
+            "Allowed: none, final, last, all",
+        ),
         ("/generate", {"text": ["a", "b"], "return_hidden_states": [True]}, "1 entries"),
         ("/generate", {"text": "a", "hidden_state_layers": [0]}, "beside return_hidden_states"),
         (
@@ -127,7 +131,7 @@ def test_a_streamed_chat_has_it_with_the_ending(http) -> None:
         (
             "/v1/embeddings",
             {"model": "tiny", "input": "a", "return_hidden_states": True},
-            "it belongs to generation",
+            "/v1/chat/completions have it",
         ),
     ],
 )
@@ -152,13 +156,13 @@ def test_too_large_an_answer_is_refused_beforehand(make_service, engine) -> None
         assert "up to 152 numbers" in both.json()["error"]["message"]
         default = http.post("/generate", json={"text": "a", "return_hidden_states": "last"})
         assert f"up to {128 * 4} numbers" in default.json()["error"]["message"]
-        # what is shown counts, not what runs
+        # one position of each continuation, however many tokens it makes
         post(http, "/v1/chat/completions", **CHAT, return_hidden_states=True, n=20)
         answer = http.post(
             "/v1/completions", json=COMPLETION | {"return_hidden_states": True, "n": 21}
         )
         assert "up to 84 numbers" in answer.json()["error"]["message"]
-        assert "fewer layers" in answer.json()["error"]["message"]
+        assert "fewer positions or layers" in answer.json()["error"]["message"]
     assert len(engine.submits) == 2
 
 

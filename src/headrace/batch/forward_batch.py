@@ -66,7 +66,8 @@ class ForwardBatch:
         seq_lens, extend_lens, prefix_lens, extend_start: [B] int32, filled by preparation; lengths
             after this step; the last three stay `None` in decode.
         kv: one entry per KV group, filled by preparation.
-        inner_states: layer -> [M, H] of the tokens of `side.hidden`, filled by the model's run.
+        asked_states: [M, L, H] for what `side.hidden` asks for, where it names inner layers; filled
+            by the model's run but for the last norm's, which is last.
     """
 
     mode: ForwardMode
@@ -84,7 +85,7 @@ class ForwardBatch:
     prefix_lens: Tensor | None = None
     extend_start: Tensor | None = None
     kv: dict[str, KvGroup] = field(default_factory=dict)
-    inner_states: dict[int, Tensor] = field(default_factory=dict)
+    asked_states: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -34,7 +34,8 @@ SAMPLING_HELP = {
     "prompt_logprobs": "the same for the tokens of the prompt",
     "logprobs_mode": "raw (before penalties, bias and filters) or processed (after)",
     "logprob_token_ids": "token ids whose log-probabilities are always returned",
-    "return_hidden_states": "return hidden states: none, last (of each output token) or all",
+    "return_hidden_states": "return hidden states: none, final (of the last output token), last "
+    "(of each) or all",
     "hidden_state_layers": "their layers, 0 the embedding, negative ones from the end, as in =0,-1",
     "return_routed_experts": "return the experts of each token (--enable-return-routed-experts)",
     "include_stop_str_in_output": "keep the stop text in the output",

@@ -24,6 +24,7 @@ from headrace.engine.prompts import (
     check_end_tokens,
     check_params,
     check_routing,
+    check_states,
     check_structured,
     default_params,
     prompt_token_ids,
@@ -138,12 +139,12 @@ class Engine:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
         check_params(params, self.tokenizer, self.vocab_size)
         traits, plan = self.settled.persona.traits, self.settled.plan
-        params.state_layers(traits.num_layers)
         check_routing(params, traits, is_kept=plan.routed_experts.value)
         ends = stop_ids(params, self.eos_token_ids)
         check_allowed(params, ends)
         check_structured(params, self.tokenizer, ends)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
+        check_states(params, len(ids), self.settled)
         self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))
         structured = params.structured
         max_tokens = params.max_tokens or self._room(len(ids), params, default_max_tokens)

@@ -10,11 +10,17 @@ from headrace.base.errors import CheckpointError, RequestError
 from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.persona import ModelTraits
 from headrace.request.sampling_params import SamplingParams
+from headrace.runner.assembly import Settled
+from headrace.runner.memory_table import ITEM_BYTES
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.grammar_xgrammar import checked_form, require_xgrammar
 from headrace.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+
+STATES_SHARE = 1 / 40
+"""Of the device's memory: what hidden states of one request may take in a step. They lie in the
+part that `mem_fraction` leaves, beside those of others."""
 
 NO_TOKENIZER = "This checkpoint has no tokenizer"
 
@@ -90,6 +96,24 @@ def check_routing(params: SamplingParams, traits: ModelTraits, *, is_kept: bool)
         why="the choice of experts is kept from the start or not at all, since graphs record it",
         remedy="Start the engine with enable_return_routed_experts",
     )
+
+
+def check_states(params: SamplingParams, prompt_length: int, settled: Settled) -> None:
+    """Raise `RequestError` for hidden states of layers that the model does not have, and for more
+    of them than a step may leave on the device."""
+    traits, plan = settled.persona.traits, settled.plan
+    layers = {*params.state_layers(traits.num_layers), traits.num_layers}
+    if params.return_hidden_states != "all":
+        return
+    rows = min(prompt_length, plan.chunked_prefill_size.value)
+    needed = rows * len(layers) * traits.hidden_size * ITEM_BYTES[plan.dtype.value]
+    room = int(settled.hardware.memory_bytes * STATES_SHARE)
+    if needed > room:
+        raise RequestError(
+            f"The hidden states of {rows} positions and {len(layers)} layers take {needed:,} bytes",
+            why=f"one step may leave {room:,} bytes of them on the device",
+            remedy="Ask for fewer layers, or lower chunked_prefill_size",
+        )
 
 
 def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords | None:

@@ -327,12 +327,12 @@ class DecodeGraphPath:
         """Copied behind the replay, for the rows that ask; a graph itself knows nothing of it."""
         if request is None:
             return None
-        inner: Mapping[int, Tensor] = {}
+        asked = None
         if request.layers:
             assert self._kept is not None, "other layers are refused"
             assert request.token_index is not None, "layers are asked of rows"
-            inner = self._kept.of(request.layers, request.token_index)
-        return hidden_states(hidden, request, inner)
+            asked = self._kept.of(request.layers, request.token_index)
+        return hidden_states(hidden, request, asked)
 
     def _send_rows(self, batch: ForwardBatch, padded: int) -> None:
         """The rows of the step, padded with row 0; nothing to send when they stayed the same."""

@@ -1,6 +1,6 @@
 """Buffers in which decode graphs leave the hidden states of inner layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,11 @@ class KeptStates:
         """Copy the stream [n, H] behind a layer; recorded into a graph."""
         self._buffers[layer][: len(stream)].copy_(stream)
 
-    def of(self, layers: Sequence[int], index: Tensor) -> Mapping[int, Tensor]:
-        """States [M, H] of the rows `index` [M] int64 as the last replay left them."""
-        return {layer: self._buffers[layer].index_select(0, index) for layer in layers}
+    def of(self, layers: Sequence[int], index: Tensor) -> Tensor:
+        """[M, L + 1, H]: states of the rows `index` [M] int64 as the last replay left them, and
+        room for one layer more."""
+        some = self._buffers[self.layers[0]]
+        found: Tensor = some.new_empty(len(index), len(layers) + 1, some.shape[1])
+        for place, layer in enumerate(layers):
+            found[:, place] = self._buffers[layer].index_select(0, index)
+        return found

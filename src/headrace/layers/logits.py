@@ -1,6 +1,5 @@
 """From hidden states to what a step was asked for: logits, prompt logprobs, states themselves."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -47,25 +46,27 @@ def process_logits(model: HasHead, hidden: Tensor, batch: ForwardBatch) -> Logit
     return LogitsProcessorOutput(
         next_token_logits=logits,
         prompt_logprobs=None if request is None else _prompt_logprobs(model, hidden, request),
-        hidden=None if states is None else hidden_states(hidden, states, batch.inner_states),
+        hidden=None if states is None else hidden_states(hidden, states, batch.asked_states),
     )
 
 
 def hidden_states(
-    hidden: Tensor, request: HiddenStateRequest, inner: Mapping[int, Tensor]
+    hidden: Tensor, request: HiddenStateRequest, asked: Tensor | None
 ) -> HiddenStates:
     """Copies: a path may overwrite `hidden` in its next step, before the host has read them.
 
     Args:
-        hidden: [T, H], after the last norm. inner: [M, H] of each inner layer that is asked.
+        hidden: [T, H], after the last norm. asked: [M, L, H] with the states of the inner layers
+            that are asked; `None` where none is.
     """
     sums = [exact_sum(hidden[first:end]) for first, end in request.sums]
     tokens = None
     if request.token_index is not None:
         last = hidden.index_select(0, request.token_index)
         tokens = last.unsqueeze(1)
-        if request.layers:
-            tokens = torch.stack([*(inner[layer] for layer in request.layers), last], 1)
+        if asked is not None:
+            asked[:, -1] = last
+            tokens = asked
     return HiddenStates(tokens=tokens, sums=torch.stack(sums) if sums else None)
 
 

@@ -16,7 +16,7 @@ MAX_BIASES = 2**19  # of logit_bias, and ids of allowed_token_ids: above any voc
 MAX_STRINGS = 1024  # of stop, and of bad_words: every token is held against each
 MAX_STRING_CHARACTERS = 2**16  # of them together
 MAX_STATE_LAYERS = 1024  # of hidden_state_layers: above any model's
-HIDDEN_STATES = ("none", "last", "all")
+HIDDEN_STATES = ("none", "final", "last", "all")
 MAX_NEW_TOKENS = 2**30  # a prompt and so many tokens still count in 32 bits
 LAST_STATE = (-1,)
 _MAX_INT32 = 2**31 - 1
@@ -53,7 +53,8 @@ class SamplingParams:
         logprobs_mode: raw (before penalties, bias, mask and filters) or processed (after them).
         logprob_token_ids: ids whose logprobs are always returned too.
         return_hidden_states: "last" (or True): the state that each output token was drawn from;
-            "all": those of every prompt token too; "none" (or False).
+            "final": that of the last one alone; "all": those of every prompt token too; "none" (or
+            False).
         hidden_state_layers: which states, numbered as transformers' `output_hidden_states`: 0 is
             the embedding, i the stream behind i layers, the number of layers (or -1) the state
             after the last norm; negative ones count from there.

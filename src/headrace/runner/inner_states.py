@@ -18,8 +18,8 @@ Keep = Callable[[int, Tensor], None]
 
 
 def with_asked_states(model: CausalDecoder) -> Model:
-    """The forward that leaves in `batch.inner_states` what `batch.side` asks for; where it asks for
-    nothing, the plain one."""
+    """The forward that leaves in `batch.asked_states` what `batch.side` asks for; where it asks for
+    no inner layer, the plain one."""
 
     def forward(input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         request = batch.side.hidden
@@ -28,11 +28,19 @@ def with_asked_states(model: CausalDecoder) -> Model:
         index = request.token_index
         assert index is not None, "layers are asked of tokens"
 
+        asked: Tensor | None = None
+
         def keep(layer: int, stream: Tensor) -> None:
-            batch.inner_states[layer] = stream.index_select(0, index)
+            nonlocal asked
+            if asked is None:
+                shape = (len(index), len(request.layers) + 1, stream.shape[1])
+                asked = stream.new_empty(shape)
+            asked[:, request.layers.index(layer)] = stream.index_select(0, index)
 
         with _keeping(model, request.layers, keep):
-            return model.forward(input_ids, positions, batch)
+            hidden = model.forward(input_ids, positions, batch)
+        batch.asked_states = asked
+        return hidden
 
     return forward
 

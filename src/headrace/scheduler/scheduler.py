@@ -166,6 +166,7 @@ class Scheduler:
             num_layers=traits.num_layers,
             hidden_size=traits.hidden_size,
             dtype=runner.dtype,
+            newest=params.return_hidden_states == "final",
         )
 
     def _routing_rows(self, request: Request) -> RoutingRows | None:

@@ -14,6 +14,7 @@ class StateRows(TokenRows):
     Args:
         first: position of the first row. layers: what a row holds, 0 to `num_layers`.
         dtype: of the model's states.
+        newest: keep the last row alone.
     """
 
     def __init__(
@@ -24,11 +25,12 @@ class StateRows(TokenRows):
         num_layers: int,
         hidden_size: int,
         dtype: torch.dtype,
+        newest: bool = False,
     ) -> None:
         super().__init__(first, len(layers) * hidden_size * dtype.itemsize)
         self.layers = layers
         self.inner = tuple(sorted(set(layers) - {num_layers}))
-        self._hidden_size, self._dtype = hidden_size, dtype
+        self._hidden_size, self._dtype, self._newest = hidden_size, dtype, newest
 
     def add(self, first: int, states: NDArray[np.uint8], inner: tuple[int, ...]) -> None:
         """Take the rows of positions from `first` on.
@@ -39,6 +41,11 @@ class StateRows(TokenRows):
         if inner or len(self.layers) > 1:
             places = {layer: place for place, layer in enumerate(inner)}
             states = states[:, [places.get(layer, len(inner)) for layer in self.layers]]
+        if self._newest:
+            assert first == self.next_position, "rows come in order, each once"
+            self._data.clear()
+            self.first, states = first + len(states) - 1, states[-1:]
+            first = self.first
         self.append(first, states)
 
     def packed(self) -> PackedStates:

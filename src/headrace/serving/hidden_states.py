@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from headrace.request.messages import Submit
 from headrace.request.packed_states import PackedStates
-from headrace.serving.errors import ApiError, invalid
+from headrace.serving.errors import invalid
 from headrace.serving.service import Service
 
 State = list[float | None]
@@ -29,12 +29,8 @@ def last_state(packed: PackedStates | None) -> State | None:
     return _told(_numbers(packed)[-1:])[0]
 
 
-def check_states(service: Service, submits: Sequence[Submit], *, only_last: bool) -> None:
-    """Raise `ApiError` where the answer would hold too many numbers, or layers do not exist.
-
-    Args:
-        only_last: the answer shows one position of each continuation.
-    """
+def check_states(service: Service, submits: Sequence[Submit]) -> None:
+    """Raise `ApiError` where the answer would hold too many numbers, or layers do not exist."""
     info, most = service.info, service.config.max_hidden_state_values
     values = 0
     for submit in submits:
@@ -44,22 +40,18 @@ def check_states(service: Service, submits: Sequence[Submit], *, only_last: bool
         layers = len(params.state_layers(info.num_layers))
         room = info.max_model_len - len(submit.prompt_token_ids)
         positions = params.max_tokens or min(submit.default_max_tokens or room, room)
-        if only_last:
+        if params.return_hidden_states == "final":
             positions = 1
         elif params.return_hidden_states == "all":
             positions += len(submit.prompt_token_ids) - 1
         values += params.n * max(positions, 0) * layers * info.hidden_size
     if values > most:
-        raise _too_many(values, most, only_last=only_last)
-
-
-def _too_many(values: int, most: int, *, only_last: bool) -> ApiError:
-    less = "fewer layers" if only_last else 'fewer tokens or layers, or "last"'
-    return invalid(
-        f"{FIELD} asks for up to {values:,} numbers; this server puts at most {most:,} into an "
-        f"answer (max_hidden_state_values). Ask for {less}, or use the Python interface",
-        FIELD,
-    )
+        raise invalid(
+            f"{FIELD} asks for up to {values:,} numbers; this server puts at most {most:,} into an "
+            "answer (max_hidden_state_values). Ask for fewer positions or layers, or use the "
+            "Python interface",
+            FIELD,
+        )
 
 
 def _numbers(packed: PackedStates) -> NDArray[np.float32]:

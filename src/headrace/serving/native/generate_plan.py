@@ -100,7 +100,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
                 priority=body.priority or 0,
             )
         )
-    check_states(service, submits, only_last=False)
+    check_states(service, submits)
     return GeneratePlan(
         name=rids[0] if count == 1 else fresh,
         submits=tuple(submits),

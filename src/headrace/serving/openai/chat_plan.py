@@ -70,7 +70,7 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
-    check_states(service, [submit], only_last=True)
+    check_states(service, [submit])
     return ChatPlan(
         submit=submit,
         interpreter=_interpreter_maker(reading, body, tokenizer_of(service)),

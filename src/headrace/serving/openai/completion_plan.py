@@ -84,7 +84,7 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
                 cache_salt=body.cache_salt or "",
             )
         )
-    check_states(service, submits, only_last=True)
+    check_states(service, submits)
     return CompletionPlan(
         submits=tuple(submits),
         echoes=tuple(echoes),

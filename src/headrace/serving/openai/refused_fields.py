@@ -36,7 +36,7 @@ REFUSED = {
     "prompt_embeds": _NOT_HERE,
     "reasoning_effort": "it belongs to chat",
     "repetition_detection": _NOT_HERE,
-    "return_hidden_states": "it belongs to generation",
+    "return_hidden_states": "/generate, /v1/completions and /v1/chat/completions have it",
     "return_routed_experts": "ask /generate for them",
     "session_id": _NOT_HERE,
     "session_params": _NOT_HERE,

@@ -129,7 +129,7 @@ def sampling_params(
     if fields.logit_bias:
         asked["logit_bias"] = token_biases(fields.logit_bias)
     asked["structured"] = structured_output(fields)
-    asked["return_hidden_states"] = bool(fields.return_hidden_states)
+    asked["return_hidden_states"] = "final" if fields.return_hidden_states else "none"
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.prompt_logprobs)):
         if value is not None and value > most_logprobs:
             raise invalid(f"{name} is {value}; this server gives at most {most_logprobs}", name)
