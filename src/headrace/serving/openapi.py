@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from headrace.serving.anthropic.message_reply import Message
+from headrace.serving.anthropic.message_reply import MessageAnswer
 from headrace.serving.errors import ErrorBody
 from headrace.serving.openai.replies import (
     ChatChunk,
@@ -17,7 +17,7 @@ from headrace.serving.openai.replies import (
 )
 
 REPLIES = (
-    *(Completion, ChatCompletion, ChatChunk, EmbeddingList, Message),
+    *(Completion, ChatCompletion, ChatChunk, EmbeddingList, MessageAnswer),
     *(Model, ModelList, ErrorBody),
 )
 _COMPONENTS = "#/components/schemas/{name}"
@@ -40,7 +40,7 @@ def replies(
         schema = {"$ref": _COMPONENTS.format(name=struct.__name__)}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"description": "events, each with JSON as data"}}
     return {200: {"description": "success", "content": content}, **ERRORS}
 
 
@@ -52,7 +52,9 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             described = make()
             _, components = msgspec.json.schema_components(REPLIES, ref_template=_COMPONENTS)
-            described.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            schemas = described.setdefault("components", {}).setdefault("schemas", {})
+            assert schemas.keys().isdisjoint(components), "two of one name"
+            schemas.update(components)
         return app.openapi_schema or described
 
     app.openapi = openapi  # type: ignore[method-assign]

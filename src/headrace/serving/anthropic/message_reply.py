@@ -28,7 +28,7 @@ class MessageUsage(msgspec.Struct):
     cache_creation_input_tokens: int = 0
 
 
-class Message(msgspec.Struct):
+class MessageAnswer(msgspec.Struct):
     """The reply of /v1/messages."""
 
     id: str
@@ -50,7 +50,7 @@ class MessageReply:
         self._reason: str | None = None
         self._stop: str | None = None
 
-    async def whole(self) -> Message:
+    async def whole(self) -> MessageAnswer:
         """Wait for the whole message."""
         async for _, delta in self._generation.deltas():
             for _step in self._steps(delta):
@@ -79,8 +79,8 @@ class MessageReply:
         if reason == "stop" and isinstance(ending.stop_reason, str):
             self._reason, self._stop = "stop_sequence", ending.stop_reason
 
-    def _message(self, content: list[dict[str, Any]]) -> Message:
-        return Message(
+    def _message(self, content: list[dict[str, Any]]) -> MessageAnswer:
+        return MessageAnswer(
             id=self._generation.record.id,
             model=self._model,
             content=content,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from headrace.serving.answer import Answer, json_response
 from headrace.serving.anthropic.as_chat import as_chat
-from headrace.serving.anthropic.message_reply import Message, MessageReply, failure_event
+from headrace.serving.anthropic.message_reply import MessageAnswer, MessageReply, failure_event
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest
 from headrace.serving.body_route import BodyRoute
 from headrace.serving.generation import Generation
@@ -21,7 +21,7 @@ router = APIRouter(tags=["Anthropic"], route_class=BodyRoute)
 ROUTE = "/v1/messages"
 
 
-@router.post(ROUTE, responses=replies(Message, streams=True))
+@router.post(ROUTE, responses=replies(MessageAnswer, streams=True))
 async def create_message(
     body: MessageRequest, service: Annotated[Service, Depends(service_of)]
 ) -> Response:
