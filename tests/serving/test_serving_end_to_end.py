@@ -17,7 +17,7 @@ import openai
 import pytest
 from running_server import RunningServer, is_alive
 
-from headrace import LLM, PoolingParams
+from headrace import LLM, PoolingParams, SamplingParams
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1}
@@ -168,6 +168,41 @@ def test_embeddings_are_those_of_the_engine(
         client.embeddings.create(model="tiny", input="x", dimensions=65)
     with pytest.raises(openai.BadRequestError, match="The prompt has 513 tokens"):
         client.embeddings.create(model="tiny", input=["x", "x" * 513])
+    wait_until(server, running=0)
+
+
+def test_hidden_states_are_those_of_the_engine(
+    client: openai.OpenAI, server: RunningServer, tiny_folder: Path
+) -> None:
+    params = SamplingParams(
+        max_tokens=4,
+        temperature=0,
+        ignore_eos=True,
+        return_hidden_states="all",
+        hidden_state_layers=[0, -1],
+    )
+    with LLM(str(tiny_folder), load_format="dummy", device="cpu", dtype="float32") as llm:
+        (output,) = llm.generate("Hello", params, use_tqdm=False)
+    expected = output.hidden_states.states.flatten(1).numpy()  # [5 + 3, 2 x 64]
+    body = {
+        "text": "Hello",
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True},
+        "return_hidden_states": True,
+        "hidden_state_layers": [0, -1],
+    }
+    headers = {"authorization": "Bearer right"}
+    answer = httpx2.post(server.url + "/generate", json=body, headers=headers)
+    prompt, *outputs = answer.json()["meta_info"]["hidden_states"]
+    np.testing.assert_allclose([*prompt, *outputs], expected, atol=2e-5)
+    assert len(prompt) == 5
+    reply = client.completions.create(
+        model="tiny",
+        prompt="Hello",
+        max_tokens=4,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_hidden_states": True},
+    )
+    np.testing.assert_allclose(reply.choices[0].hidden_states, expected[-1, 64:], atol=2e-5)
     wait_until(server, running=0)
 
 

@@ -30,8 +30,11 @@ class KeptStates:
         )
 
     def keep(self, layer: int, stream: Tensor) -> None:
-        """Copy the stream [n, H] behind a layer; recorded into a graph."""
-        self._buffers[layer][: len(stream)].copy_(stream)
+        """Copy the stream [n, H] behind a layer; recorded into a graph.
+
+        By a kernel: a copy engine's node would stand between kernels that overlap their launches.
+        """
+        torch.mul(stream, 1, out=self._buffers[layer][: len(stream)])
 
     def of(self, layers: Sequence[int], index: Tensor) -> Tensor:
         """[M, L + 1, H]: states of the rows `index` [M] int64 as the last replay left them, and
