@@ -6,6 +6,7 @@ from fused_cases import assert_close, draw, exact, strided
 
 from headrace.kernels import few_rows as twin
 from headrace.kernels import invariant_product_tiles as tiles
+from headrace.kernels.few_rows_settings import FewRowsSettings
 from headrace.kernels.invariant_product_tiles import ProductTile, product_tile, tile_on_hopper
 
 pytest.importorskip("triton", reason="the kernels need the triton package")
@@ -86,6 +87,12 @@ def test_every_tile_fits_and_is_a_warp_groups(outputs, inputs):
     for rows in (16, 64, 128, 256, 1024, 8192):
         for gated in (False, True):
             tile = tile_on_hopper(rows, outputs, inputs, gated)
+            if isinstance(tile, FewRowsSettings):  # the weights are the rows of the warp group
+                assert tile.weights // (2 if gated else 1) % 64 == 0
+                assert tile.splits == 1
+                assert 2 <= tile.stages
+                assert (rows + tile.weights) * tile.block * 2 * tile.stages <= tiles.SHARED
+                continue
             assert tile.tokens % 64 == 0
             assert tile.warps in (4, 8)
             assert tile.tokens // 64 * (tile.weights // (2 if gated else 1)) % 16 == 0

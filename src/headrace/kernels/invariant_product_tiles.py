@@ -1,5 +1,8 @@
 """Tiles of `invariant_product`: they decide its speed, and no bit of its result.
 
+Of few rows the weights are the left operand of the instructions (`few_rows`, without splits), of
+more rows x is: an instruction adds the same products in the same order either way.
+
 Measured ones for some shapes, a rule for the rest, one tile where nothing is known of the device.
 """
 
@@ -8,7 +11,12 @@ from functools import cache
 
 import torch
 
-from headrace.kernels.few_rows_settings import CAPABILITY, MULTIPROCESSORS, SHARED
+from headrace.kernels.few_rows_settings import (
+    CAPABILITY,
+    MULTIPROCESSORS,
+    SHARED,
+    FewRowsSettings,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,9 @@ class ProductTile:
         return (self.tokens + self.weights) * self.block * 2 * self.stages
 
 
+Tile = ProductTile | FewRowsSettings
+
+
 def _tile(
     tokens: int,
     weights: int,
@@ -60,13 +71,56 @@ def _tile(
     )
 
 
+def _left(weights: int, block: int, stages: int) -> FewRowsSettings:
+    """The weights on the left, all columns of a row in one program."""
+    return FewRowsSettings(weights=weights, block=block, warps=4, stages=stages, prefetch=256)
+
+
 EXACT = ProductTile(tokens=16, weights=32, block=32, warps=4, stages=2, descriptor=False)
 """Of float32, whose products are no tensor core's."""
 ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3, descriptor=False)
 """Of GPUs whose instructions were not looked at: one tile has one order."""
 
-# (rows of the weights, columns) -> rows of x, up to which -> tile. Of more rows the rule's.
-MEASURED: dict[tuple[int, int], dict[int, ProductTile]] = {}
+# (rows of the weights, columns, gated) -> rows of x, up to which -> tile. Of more rows the rule's.
+# Measured on an H200 in bfloat16, Triton 3.6, 2026-11.
+MEASURED: dict[tuple[int, int, bool], dict[int, Tile]] = {
+    (6144, 4096, False): {
+        16: _left(64, 256, 5),
+        32: _left(64, 256, 4),
+        64: _tile(64, 64, 128, 6, prefetch=256),
+        128: _tile(128, 64, 64, 9, 8, prefetch=128),
+        256: _tile(128, 128, 64, 6, 8),
+        1024: _tile(128, 256, 64, 4, 8),
+    },
+    (4096, 4096, False): {
+        16: _left(64, 256, 5),
+        32: _left(64, 256, 4),
+        64: _tile(64, 32, 128, 8, prefetch=256),
+        128: _tile(128, 32, 128, 5, prefetch=128),
+        256: _tile(128, 64, 64, 6, 8),
+        1024: _tile(128, 128, 64, 3, 8),
+    },
+    (24576, 4096, True): {
+        32: _left(128, 128, 5),
+        64: _tile(64, 128, 128, 4, prefetch=256),
+        128: _tile(128, 256, 64, 4, 8, prefetch=128),
+    },
+    (4096, 12288, False): {
+        16: _left(64, 256, 5),
+        32: _left(64, 256, 4),
+        64: _tile(64, 32, 128, 8, prefetch=256),
+        128: _tile(128, 32, 128, 5, prefetch=128),
+        256: _tile(128, 64, 64, 6, 8),
+        1024: _tile(128, 256, 64, 4, 8, persistent=True),
+    },
+    (151936, 4096, False): {
+        16: _left(128, 128, 5),
+        32: _left(64, 128, 4),
+        64: _left(128, 128, 4),
+        128: _tile(128, 256, 64, 4, 8, prefetch=128),
+        256: _tile(128, 256, 64, 4, 8),
+    },
+}
 
 UP_TO = 1 << 10  # rows of x up to which each power of two has a tile; all more have that of MANY
 MANY = 1 << 13
@@ -76,7 +130,7 @@ EFFICIENCY = {256: 1.0, 128: 0.92, 64: 0.7, 32: 0.4}
 
 def product_tile(
     rows: int, outputs: int, inputs: int, *, gated: bool, dtype: torch.dtype, device: torch.device
-) -> ProductTile:
+) -> Tile:
     """The tile for x [rows, inputs] and weights [outputs, inputs]; the same for all rows between
     two powers of two, and for all above `UP_TO`."""
     if dtype is torch.float32:
@@ -88,12 +142,22 @@ def product_tile(
 
 
 @cache
-def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> ProductTile:
+def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
     """`rows` is a power of two, 16 at least."""
-    for limit, tile in sorted(MEASURED.get((outputs, inputs), {}).items()):
+    for limit, tile in sorted(MEASURED.get((outputs, inputs, gated), {}).items()):
         if rows <= limit:
             return tile
-    return _few(max(64, rows), outputs, gated) if rows <= 128 else _many(rows, outputs)
+    if rows <= 32:
+        return _fewest(rows, outputs, gated)
+    return _few(rows, outputs, gated) if rows <= 128 else _many(rows, outputs)
+
+
+def _fewest(rows: int, outputs: int, gated: bool) -> FewRowsSettings:
+    """64 rows of weights are one instruction's (of gate and of up each); more of them where all
+    multiprocessors have work."""
+    wide = gated or outputs >= 128 * MULTIPROCESSORS
+    weights, block = (128, 128) if wide else (64, 256)
+    return _left(weights, block, min(5, SHARED // ((rows + weights) * block * 2)))
 
 
 def _few(rows: int, outputs: int, gated: bool) -> ProductTile:

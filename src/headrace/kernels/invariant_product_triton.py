@@ -2,10 +2,11 @@
 
 A number of the result is one sum over all columns in their order: each instruction of a warp group
 adds 16 columns to what the one before left, whatever the other rows and the other weights of its
-tile are. The columns are never split. So tiles may follow the number of rows, as speed asks; bits
-do not. x is always the left operand, 64 of its rows an instruction, missing ones 0: that wastes
-multiplications of few rows, which wait for the weights anyhow. Behind the sum come, in float32 and
-in this order, the bias, then the residual or the activation, and one rounding.
+tile are, and whichever of the two is the left operand. The columns are never split. So tiles may
+follow the number of rows, as speed asks; bits do not. Of few rows the weights stand on the left
+(`few_rows`), so that no multiplication is wasted on missing rows; of more rows x does, 64 of its
+rows an instruction. Behind the sum come, in float32 and in this order, the bias, then the residual
+or the activation, and one rounding.
 
 In float32 there are no tensor cores in it: fused multiply-adds, column by column, in one tile.
 Meaning: `few_rows.few_rows` without splits.
@@ -23,6 +24,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_math_triton import dot
 from headrace.kernels.decode_splits import multiprocessors
+from headrace.kernels.few_rows_settings import FewRowsSettings
+from headrace.kernels.few_rows_triton import few_rows
 from headrace.kernels.fused_math_triton import (
     activate,
     begin,
@@ -32,7 +35,7 @@ from headrace.kernels.fused_math_triton import (
     wait,
 )
 from headrace.kernels.gated_activation import Activation
-from headrace.kernels.invariant_product_tiles import ProductTile, product_tile
+from headrace.kernels.invariant_product_tiles import Tile, product_tile
 
 ALIGNMENT = 16  # bytes, of addresses and rows that a tensor descriptor takes
 
@@ -45,7 +48,7 @@ def invariant_product(
     residual: Tensor | None = None,
     activation: Activation | None = None,
     dtype: torch.dtype | None = None,
-    tile: ProductTile | None = None,
+    tile: Tile | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`few_rows.few_rows` without splits.
@@ -77,6 +80,18 @@ def invariant_product(
             gated=activation is not None,
             dtype=x.dtype,
             device=x.device,
+        )
+    if isinstance(tile, FewRowsSettings):
+        assert tile.splits == 1, "one chain"
+        return few_rows(
+            x,
+            weight,
+            bias=bias,
+            residual=residual,
+            activation=activation,
+            dtype=dtype,
+            settings=tile,
+            pdl=pdl,
         )
     rows = tile.weights if activation is None else tile.weights // 2
     described = tile.descriptor and all(map(_takes_descriptor, (x, weight)))

@@ -31,8 +31,9 @@ from headrace.bench.kernels.products import (
 )
 from headrace.bench.kernels.timing import copy_rate, time_calls, time_long_call
 from headrace.kernels import few_rows as twin
+from headrace.kernels.few_rows_settings import FewRowsSettings
 from headrace.kernels.invariant_product_tiles import MANY as MANY_ROWS
-from headrace.kernels.invariant_product_tiles import ProductTile, product_tile
+from headrace.kernels.invariant_product_tiles import ProductTile, Tile, product_tile
 
 LIMITS = {1: 16, 32: 64, 128: 128, 256: 256, 1024: 1024, 8192: MANY_ROWS}
 """Rows that are timed -> rows up to which their tile would stand in the table."""
@@ -45,28 +46,28 @@ ATTENTION = (
     Case(rows=8, length=1024, decode=False),
 )
 
-Tile = tuple[int, int, int, int, int]  # tokens, weights, block, stages, warps
-FEW: tuple[Tile, ...] = (
+Shape = tuple[int, int, int, int, int]  # tokens, weights, block, stages, warps
+FEW: tuple[Shape, ...] = (
     *((64, 16, 128, 5, 4), (64, 16, 128, 10, 4), (64, 16, 256, 5, 4)),
     *((64, 32, 128, 4, 4), (64, 32, 128, 9, 4), (64, 32, 256, 4, 4)),
     *((64, 64, 128, 3, 4), (64, 64, 128, 6, 4), (64, 64, 64, 4, 4)),
     *((64, 128, 64, 4, 4), (64, 128, 64, 8, 4), (64, 128, 128, 4, 4), (64, 256, 64, 5, 4)),
 )
-SOME: tuple[Tile, ...] = (
+SOME: tuple[Shape, ...] = (
     *((128, 32, 64, 5, 8), (128, 32, 64, 10, 8), (128, 32, 128, 5, 8), (128, 32, 128, 5, 4)),
     *((128, 64, 64, 4, 8), (128, 64, 64, 9, 8), (128, 64, 128, 4, 8)),
     *((128, 128, 64, 3, 8), (128, 128, 64, 6, 8), (128, 128, 64, 3, 4), (128, 256, 64, 4, 8)),
 )
-MANY: tuple[Tile, ...] = (
+MANY: tuple[Shape, ...] = (
     *((128, 64, 64, 4, 8), (128, 128, 64, 3, 4), (128, 128, 64, 3, 8), (128, 128, 64, 6, 8)),
     *((128, 256, 64, 3, 8), (128, 256, 64, 4, 8)),
 )
-PERSISTENT: tuple[Tile, ...] = (
+PERSISTENT: tuple[Shape, ...] = (
     *((128, 128, 64, 4, 8), (128, 256, 64, 3, 8), (128, 256, 64, 4, 8)),
 )
 
 
-def tiles(product: Product, rows: int) -> list[ProductTile]:
+def tiles(product: Product, rows: int) -> list[Tile]:
     """The chosen one first, then others."""
     gated = product.activation is not None
     chosen = product_tile(
@@ -78,7 +79,15 @@ def tiles(product: Product, rows: int) -> list[ProductTile]:
         device=torch.device("cuda"),
     )
     shapes = FEW if rows <= 64 else SOME if rows <= 128 else MANY
-    found = [chosen]
+    found: list[Tile] = [chosen]
+    if rows <= 64:
+        left = (
+            ((128, 128, 5), (256, 64, 4)) if gated else ((64, 256, 4), (64, 128, 8), (128, 128, 5))
+        )
+        for weights, block, stages in left:
+            found.append(
+                FewRowsSettings(weights=weights, block=block, warps=4, stages=stages, prefetch=256)
+            )
     for (tokens, weights, block, stages, warps), persistent in (
         *((shape, False) for shape in shapes),
         *((shape, True) for shape in (PERSISTENT if rows > 128 and not product.logits else ())),
@@ -94,9 +103,8 @@ def tiles(product: Product, rows: int) -> list[ProductTile]:
             prefetch=128 if rows <= 128 else 0,
             persistent=persistent,
         )
-        if tile not in found:
-            found.append(tile)
-    return found
+        found.append(tile)
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,7 @@ class Work:
 
     product: Product
     rows: int
-    tile: ProductTile | None
+    tile: Tile | None
 
 
 def named_arguments(product: Product, rows: int, outputs: int) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def default_call(product: Product, rows: int, weight: Tensor) -> Callable[[Tenso
 
 
 def own_call(
-    product: Product, rows: int, named: dict[str, Any], tile: ProductTile
+    product: Product, rows: int, named: dict[str, Any], tile: Tile
 ) -> Callable[[Tensor], object]:
     """Norm, product and reader of the deterministic operators; takes the weights."""
     from headrace.kernels.invariant_product_triton import invariant_product
@@ -223,12 +231,12 @@ def bench_rows(
     whole: Tensor,
     *,
     verbose: bool,
-) -> tuple[bool, ProductTile]:
+) -> tuple[bool, Tile]:
     """Prints a line; False if bits differ, and the best tile."""
     from headrace.kernels.invariant_product_triton import invariant_product
 
     cut = of_rows(named, rows)
-    times: dict[ProductTile, float] = {}
+    times: dict[Tile, float] = {}
     right, chosen = True, tiles(product, rows)[0]
     for tile in tiles(product, rows):
         try:
@@ -255,13 +263,17 @@ def bench_rows(
     return right, best
 
 
-def shown(tile: ProductTile) -> str:
+def shown(tile: Tile) -> str:
+    if isinstance(tile, FewRowsSettings):
+        return f"left {(tile.weights, tile.block, tile.stages, tile.warps)}"
     shape = (tile.tokens, tile.weights, tile.block, tile.stages, tile.warps)
     return f"{shape}{' persistent' if tile.persistent else ''}"
 
 
-def in_code(tile: ProductTile) -> str:
+def in_code(tile: Tile) -> str:
     """As in the table."""
+    if isinstance(tile, FewRowsSettings):
+        return f"_left({tile.weights}, {tile.block}, {tile.stages})"
     shape = f"{tile.tokens}, {tile.weights}, {tile.block}, {tile.stages}, {tile.warps}"
     prefetch = f", prefetch={tile.prefetch}" if tile.prefetch else ""
     return f"_tile({shape}{prefetch}{', persistent=True' if tile.persistent else ''})"
@@ -279,7 +291,7 @@ def bench_product(product: Product, *, verbose: bool) -> bool:
     meant = {name: of_rows(named, 64)[name] for name in ("x", "residual", "activation")}
     expected = twin.few_rows(weight=weights[0], **meant, dtype=torch.float32)
     right = check(product.name, whole[:64], expected)
-    best: dict[int, ProductTile] = {}
+    best: dict[int, Tile] = {}
     for rows in (rows for rows in ROWS if rows <= most):
         good, best[rows] = bench_rows(product, rows, weights, named, whole, verbose=verbose)
         right &= good
