@@ -196,7 +196,7 @@ def _value_text(value: Any) -> str:
     if isinstance(value, list):
         if len(value) > LISTED_SIZES:
             return f"{value[0]}..{value[-1]} ({len(value)} sizes)"
-        return ",".join(map(str, value))
+        return ",".join(map(str, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
