@@ -4,10 +4,10 @@ A slot has a record: its mark (position and token), its chain and its fingerprin
 token is that of the token before it plus a hash of its own mark, so it names the whole history:
 the sum of hashes of pairs that all differ is a multiset hash (Bellare, Micciancio, "A new paradigm
 for collision-free hashing", 1997), and sums can be taken by many programs at once. A fingerprint is
-the sum of the 32-bit words of a slot's keys and values times odd 64-bit factors, one per place, so
-that no change of one word is missed (multilinear hashing; Carter, Wegman, 1979). It is no part of
-the chain: equal tokens have equal chains though their keys may differ in the last bit, as they do
-where a cached prefix of one sequence is continued by another.
+the sum of the 32-bit words of a slot's keys and values, as signed numbers, times odd 64-bit factors,
+one per place, so that no change of one word is missed (multilinear hashing; Carter, Wegman, 1979).
+It is no part of the chain: equal tokens have equal chains though their keys may differ in the last
+bit, as they do where a cached prefix of one sequence is continued by another.
 
 The idea of a canary beside the pool, stamped and verified around the model, is SGLang's.
 """
@@ -38,7 +38,6 @@ PARTIAL_WORDS = 4  # 16 bytes of a slot's keys, and as many of its values, in ev
 LOW_WORD = (1 << 32) - 1
 _WORD = (1 << 64) - 1
 Integers = NDArray[np.integer[Any]]
-_CHUNK = 1024  # slots whose words are summed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +177,12 @@ def end_step(
 def fingerprints(records: CanaryRecords, slots: Tensor) -> Tensor:
     """[n] int64 of slots [n]: the sum of their words times the factors of their places."""
     total = torch.zeros_like(slots)
-    layers = records.layers.long()
+    layers = records.layers.tolist()
     for salt, words in enumerate((records.keys, records.values)):
         factors = _factors(len(layers), _read(records, words), salt, slots.device)
-        for chunk in torch.arange(len(slots), device=slots.device).split(_CHUNK):
-            found = words[layers[:, None], slots[chunk], : factors.shape[1]]  # [N, n, words]
-            wide = found.long() & LOW_WORD
-            total[chunk] += (wide * factors[:, None]).sum((0, 2))
+        for layer, of_layer in zip(layers, factors, strict=True):
+            found = words[layer, :, : len(of_layer)].index_select(0, slots)  # [n, words]
+            total += (found * of_layer).sum(1)
     return total
 
 

@@ -454,5 +454,5 @@ def _add_words(
             found = tl.load(words + plane + begin + word, mask=exists & (word < READ), other=0)
             name = (member.to(tl.int64) << 32)[None, :, None] | (word.to(tl.int64) << 1) | SALT
             factor = _mix64(name) | 1
-            sums += found.to(tl.uint32, bitcast=True).to(tl.int64) * factor
+            sums += found.to(tl.int64) * factor
     return sums
