@@ -12,7 +12,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink:#e6edf3; --muted:#9aa8b6; --grid:#2f3a45;
   --paper:#12181f; --soft:#1a222b; --good:#4cc38a; --bad:#ff6b61; --second:#6cb2ff; } }
 body { font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper);
-  max-width:1080px; margin:2rem auto; padding:0 1.2rem; }
+  max-width:1180px; margin:2rem auto; padding:0 1.2rem; }
 h1 { font-size:1.5rem; margin:0; } h2 { font-size:1.15rem; margin:2.2rem 0 .5rem; }
 h3 { font-size:1rem; margin:1.4rem 0 .3rem; }
 .verdict { font-size:1.1rem; padding:.6rem .9rem; border-left:6px solid; background:var(--soft);
@@ -31,6 +31,7 @@ svg { max-width:100%; height:auto; font:12px system-ui,sans-serif; display:block
 """
 COLUMNS = (
     ("#", "n"),
+    ("verdict", ""),
     ("path", ""),
     ("backend", ""),
     ("page", "n"),
@@ -44,7 +45,6 @@ COLUMNS = (
     ("top-1", "n"),
     ("excused", "n"),
     ("seconds", "n"),
-    ("verdict", ""),
 )
 
 
@@ -143,6 +143,7 @@ def _row(number: int, result: Result) -> str:
     verdict = '<b class="good">ok</b>' if result.passed else '<b class="bad">FAILED</b>'
     cells = (
         str(number),
+        verdict,
         escape(each.path),
         escape(each.attention),
         str(each.page_size),
@@ -156,7 +157,6 @@ def _row(number: int, result: Result) -> str:
         f"{result.top_agreement:.1%}",
         f"{result.excused}/{result.places}",
         f"{result.seconds:.1f}",
-        verdict,
     )
     pairs = zip(cells, COLUMNS, strict=True)
     inside = "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in pairs)
