@@ -106,8 +106,10 @@ def in_blocks(
         )
         for begin in range(0, kv_heads, together)
     ]
-    values = torch.cat([part[0] for part in parts], dim=1)[:, :, : queries * group, :value_dim]
-    lse = torch.cat([part[1] for part in parts], dim=1)[:, :, : queries * group]
+    values, lse = parts[0]
+    if len(parts) > 1:
+        values, lse = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    values, lse = values[:, :, : queries * group, :value_dim], lse[:, :, : queries * group]
     values = values.unflatten(2, (queries, group)).transpose(1, 2).flatten(2, 3)
     lse = lse.unflatten(2, (queries, group)).transpose(1, 2).flatten(2, 3)
     return values.to(q.dtype), lse

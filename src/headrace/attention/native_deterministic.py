@@ -71,8 +71,8 @@ class DeterministicNativeBackend(TorchNativeBackend):
         queries = q[tile.tokens].unflatten(0, (tile.rows, tile.queries))
         result, sums = in_blocks(
             queries,
-            _gather(keys, tile),
-            _gather(values, tile),
+            self._keys(keys, tile, keys.dtype).transpose(1, 2),  # [b, K, C, D]
+            self._values(values, tile, values.dtype).transpose(1, 2),
             tile_mask(tile, torch.float32),
             layer.scale,
             query_rows=self._query_rows,
@@ -85,13 +85,3 @@ class DeterministicNativeBackend(TorchNativeBackend):
             result = result.masked_fill(dead[:, None, None], 0)
             sums = sums.masked_fill(dead[:, None], float("-inf"))
         return result, sums
-
-
-def _gather(pool: Tensor, tile: Tile) -> Tensor:
-    """Pool [slots, K, D] -> [b, K, C, D]."""
-    heads, dim = pool.shape[1:]
-    slots = tile.slots
-    assert isinstance(slots, Tensor), "tiles of key blocks are never read in place"
-    head = torch.arange(heads, device=pool.device)
-    index = slots.view(tile.rows, 1, tile.keys) * heads + head[:, None]  # [b, K, C]
-    return pool.reshape(-1, dim).index_select(0, index.flatten()).view(*index.shape, dim)
