@@ -21,7 +21,8 @@ h3 { font-size:1rem; margin:1.4rem 0 .3rem; }
 .wide { overflow-x:auto; }
 table { border-collapse:collapse; font-size:13px; width:100%; font-variant-numeric:tabular-nums; }
 th,td { text-align:left; padding:.28rem .5rem; border-bottom:1px solid var(--grid);
-  vertical-align:top; } th { color:var(--muted); font-weight:600; white-space:nowrap; } .n { text-align:right; }
+  vertical-align:top; } th { color:var(--muted); font-weight:600; white-space:nowrap; }
+.n { text-align:right; }
 code { font:12.5px ui-monospace,monospace; background:var(--soft); padding:.05rem .3rem;
   white-space:pre-wrap; }
 svg text { paint-order:stroke; stroke:var(--paper); stroke-width:3px; }
