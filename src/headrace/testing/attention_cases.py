@@ -211,8 +211,8 @@ class _Maker:
     def determinism(self) -> Iterator[Check | Untested]:
         if self.claims.deterministic:
             yield from self.both("deterministic", run=checks.same_bits)
-            for options in ({}, {"window": 16}) if self.claims.sliding_window else ({},):
-                case = replace(self.case("mixed"), **options)
+            for window in (None, 16) if self.claims.sliding_window else (None,):
+                case = replace(self.case("mixed"), window=window)
                 yield Check(subject="deterministic", case=case, run=checks.same_bits_one_by_one)
         else:
             yield Untested(subject="deterministic", reason="its capability is False")
