@@ -16,6 +16,7 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.side_request import HiddenStateRequest, SideRequest
 from headrace.engine.engine import Engine
 from headrace.engine.requests import RequestHandle
+from headrace.models import decoder
 from headrace.request.sampling_params import SamplingParams
 
 EVERY = tuple(range(NUM_LAYERS + 1))
@@ -439,6 +440,37 @@ def test_more_states_than_a_step_may_leave_are_refused(
     llama.check(run_all(engine, [prompt[:9]], [asking("all", EVERY)])[0], asking("all", EVERY))
 
 
+# ---- taps
+
+
+def test_who_taps_already_goes_on_to_see_the_stream(llama: Reference) -> None:
+    engine, params = engine_of(llama), asking("all", (0, 2), max_tokens=1)
+    model, seen = engine.worker.runner.model, []
+    prompt = list(range(9))
+    with model.tapped(lambda layer, stream: seen.append((layer, stream.clone()))):
+        (output,) = run_all(engine, [prompt], [params])
+    llama.check(output, params)
+    assert [layer for layer, _ in seen] == [0, 1, 2]
+    assert torch.allclose(seen[1][1], output.hidden_states.states[:, 1])
+    assert model.model.taps == ()
+
+
+def test_streams_in_parts_are_added_only_where_somebody_looks(
+    llama: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, sums = decoder.added, []
+
+    def counted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        sums.append(x)
+        return added(x, dtype)
+
+    monkeypatch.setattr(decoder, "added", counted)
+    engine = engine_of(llama)
+    for params, count in ((PLAIN, 0), (asking("last"), 0), (asking("last", (0, 2, -1)), 9)):
+        run_all(engine, [[1, 2, 3]], [params])
+        assert len(sums) == count
+
+
 # ---- nothing asked, nothing done
 
 
@@ -455,5 +487,4 @@ def test_steps_without_anybody_asking_launch_the_same_operators(llama: Reference
     expected = operators(untouched)
     assert len(expected) > 200
     assert operators(asked) == expected
-    decoder = asked.worker.runner.model.model
-    assert decoder.layer_tap is decoder.embedding_tap is None
+    assert asked.worker.runner.model.model.taps == ()

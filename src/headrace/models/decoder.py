@@ -4,9 +4,10 @@ Modules carry the names of the checkpoint (`model.layers.0.self_attn...`). What 
 families is in the traits, and in the block where the wiring differs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,19 @@ LayerTap = Callable[[int, Tensor], None]
 EmbeddingTap = Callable[[Tensor], None]
 """The residual stream before the first layer, [T, H]; the layer may write it."""
 
-Seen = ParamSpec("Seen")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTap:
+    """Somebody who looks at the residual stream.
+
+    Attributes:
+        layers: those that `layer` is told of; `None`: all. Where nobody is told, a stream that
+            comes in parts is not added.
+    """
+
+    layer: LayerTap
+    embedding: EmbeddingTap | None = None
+    layers: Container[int] | None = None
 
 
 class CausalLM(Protocol):
@@ -73,11 +86,9 @@ class PreNormBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states. `layer_tap` sees what every layer leaves, `embedding_tap` what
-    the first one gets."""
+    """Token ids to hidden states."""
 
-    layer_tap: LayerTap | None = None
-    embedding_tap: EmbeddingTap | None = None
+    taps: tuple[StreamTap, ...] = ()
 
     def __init__(
         self,
@@ -103,8 +114,9 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """[T], [T] -> [T, H]"""
         x: Tensor = self.embed_tokens(input_ids)
-        if self.embedding_tap is not None:
-            self.embedding_tap(x)
+        for tap in self.taps:
+            if tap.embedding is not None:
+                tap.embedding(x)
         x = self.run_layers(x, self.rotations(positions), batch, 0, len(self.layers))
         return self.norm(x)  # type: ignore[no-any-return]
 
@@ -118,9 +130,16 @@ class Decoder(nn.Module):
         """Layers [first, end) on the residual stream, [T, H] -> [T, H], maybe in parts."""
         for index in range(first, end):
             x = self.layers[index](x, rotations[self.rope_of_layer[index]], batch)
-            if self.layer_tap is not None:
-                self.layer_tap(index, added(x, self.norm.dtype))
+            if self.taps:
+                self._tell(index, x)
         return x
+
+    def _tell(self, index: int, x: Tensor) -> None:
+        told = [tap for tap in self.taps if tap.layers is None or index in tap.layers]
+        if told:
+            stream = added(x, self.norm.dtype)
+            for tap in told:
+                tap.layer(index, stream)
 
 
 class CausalDecoder(nn.Module):
@@ -151,18 +170,22 @@ class CausalDecoder(nn.Module):
         return logits
 
     @contextmanager
-    def tapped(self, tap: LayerTap, embedding: EmbeddingTap | None = None) -> Iterator[None]:
-        """Within: `tap` sees the stream behind every layer, `embedding` the one before the first,
-        on paths that run the model itself, and in graphs that are captured meanwhile. Whoever taps
-        already goes on to see it."""
+    def tapped(
+        self,
+        tap: LayerTap,
+        embedding: EmbeddingTap | None = None,
+        layers: Container[int] | None = None,
+    ) -> Iterator[None]:
+        """Within: `tap` sees the stream behind every layer, or behind `layers`, and `embedding` the
+        one before the first, on paths that run the model itself, and in graphs that are captured
+        meanwhile. Whoever taps already goes on to see it."""
         decoder = self.model
-        before = decoder.layer_tap, decoder.embedding_tap
-        decoder.layer_tap = _both(before[0], tap)
-        decoder.embedding_tap = before[1] if embedding is None else _both(before[1], embedding)
+        before = decoder.taps
+        decoder.taps = (*before, StreamTap(layer=tap, embedding=embedding, layers=layers))
         try:
             yield
         finally:
-            decoder.layer_tap, decoder.embedding_tap = before
+            decoder.taps = before
 
     def attention_layers(self) -> list[SelfAttention]:
         return [module for module in self.modules() if isinstance(module, SelfAttention)]
@@ -179,17 +202,6 @@ class CausalDecoder(nn.Module):
         if self.traits.tie_word_embeddings:
             names.add("lm_head.weight")
         return frozenset(names)
-
-
-def _both(first: Callable[Seen, None] | None, second: Callable[Seen, None]) -> Callable[Seen, None]:
-    if first is None:
-        return second
-
-    def both(*seen: Seen.args, **named: Seen.kwargs) -> None:
-        first(*seen, **named)
-        second(*seen, **named)
-
-    return both
 
 
 def added(x: Tensor, dtype: torch.dtype) -> Tensor:

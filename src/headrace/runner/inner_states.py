@@ -58,12 +58,11 @@ def with_kept_states(model: CausalDecoder, kept: KeptStates) -> Model:
 @contextmanager
 def _keeping(model: CausalDecoder, layers: Collection[int], keep: Keep) -> Iterator[None]:
     def behind(index: int, stream: Tensor) -> None:
-        if index + 1 in layers:
-            keep(index + 1, stream)
+        keep(index + 1, stream)
 
     def before(stream: Tensor) -> None:
-        if 0 in layers:
-            keep(0, stream)
+        keep(0, stream)
 
-    with model.tapped(behind, before):
+    inner = frozenset(layer - 1 for layer in layers)
+    with model.tapped(behind, before if 0 in layers else None, inner):
         yield

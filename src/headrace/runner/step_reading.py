@@ -119,8 +119,7 @@ class ReferenceStep:
         )
 
     def _as_reference(self) -> Iterator[tuple[object, str, Any]]:
-        yield self._model.model, "layer_tap", None
-        yield self._model.model, "embedding_tap", None
+        yield self._model.model, "taps", ()
         for module in self._model.modules():
             if hasattr(module, "tap"):  # of a mixture of experts
                 yield module, "tap", None
