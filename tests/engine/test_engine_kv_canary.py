@@ -77,6 +77,28 @@ def test_a_fault_ends_the_sequence_it_hits_and_nobody_else(
     assert engine.stats()["kv_canary_sequences"] == 1
 
 
+@pytest.mark.parametrize("split_layers", [None, 1], ids=["whole", "split"])
+def test_a_prompt_in_chunks_reads_what_its_chunks_wrote(
+    folder: Path, split_layers: int | None
+) -> None:
+    """Others decode meanwhile; the prompt's second chunk finds a key of the first one changed."""
+    engine = canary_engine(folder, chunked_prefill_size=16, split_prefill_layers=split_layers)
+    other = engine.add(PROMPTS[0], GREEDY, request_id="other")
+    for _ in range(3):
+        engine.step()
+    victim = engine.add([(7 * index) % 256 for index in range(60)], GREEDY, request_id="victim")
+    engine.step()
+    while running(engine).computed < 16:
+        engine.step()
+    keys = engine.worker.runner.token_to_kv_pool.keys[0].flatten(0, 1)  # [slots, K, D]
+    keys[slot(running(engine), 5), 0, 0] += 1
+    finish(engine, [other, victim])
+    output = victim.output().outputs[0]
+    assert output.token_ids == []
+    check_named(output.message, "victim", 5, "real KV")
+    assert other.output().outputs[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize("real_data", ["off", "partial", "all"])
 def test_how_much_of_the_data_is_looked_at(llama_folder: Path, real_data: str) -> None:
     for end in (False, True):  # the first words of a token's keys, or the last

@@ -88,8 +88,11 @@ def filled(kernels: str, real_data: str = "partial") -> Pool:
 SHAPES = [
     {"page_size": 1, "pages": 400, "real_data": "partial"},
     {"page_size": 4, "real_data": "all", "dims": (16, 24), "layers": (2, 0)},
-    {"page_size": 16, "real_data": "off"},
-    {"page_size": 4, "real_data": "partial", "heads": 1, "dims": (2, 4), "layers": (1,)},
+    pytest.param({"page_size": 16, "real_data": "off"}, marks=pytest.mark.slow),
+    pytest.param(
+        {"page_size": 4, "real_data": "partial", "heads": 1, "dims": (2, 4), "layers": (1,)},
+        marks=pytest.mark.slow,
+    ),
     {"page_size": 8, "real_data": "all", "dtype": torch.float32, "heads": 3, "dims": (5, 7)},
 ]
 

@@ -4,7 +4,7 @@ A slot has a record: its mark (position and token), its chain and its fingerprin
 token is that of the token before it plus a hash of its own mark, so it names the whole history:
 the sum of hashes of pairs that all differ is a multiset hash (Bellare, Micciancio, "A new paradigm
 for collision-free hashing", 1997), and sums can be taken by many programs at once. A fingerprint is
-the sum of the 32-bit words of a slot's keys and values, as signed numbers, times odd 64-bit factors,
+the sum of the 32-bit words of a slot's keys and values, as signed numbers, times 64-bit odd ones,
 one per place, so that no change of one word is missed (multilinear hashing; Carter, Wegman, 1979).
 It is no part of the chain: equal tokens have equal chains though their keys may differ in the last
 bit, as they do where a cached prefix of one sequence is continued by another.
