@@ -28,7 +28,7 @@ SHAPES = ((32, 1056), (1, 8192), (8, 8192), (128, 1056))  # sequences, tokens of
 REAL_DATA = ("off", "partial", "all")
 STEP_MS = 5.7  # a decode step of Qwen3-8B with 32 sequences of 1056 tokens on an H200
 SECTOR, CHUNK = 32, 1024
-TRIED = [(block, programs) for block in (32, 64, 128) for programs in (1024, 2048, 4096)]
+TRIED = [(block, programs) for block in (32, 64) for programs in (1024, 2048, 4096)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
