@@ -13,6 +13,7 @@ class Divergence:
         layer: the first whose keys or values differ; `None`: none, the logits do.
         parts: which of "K" and "V" differ there.
         error: of the worst token there, relative to its size; of logits to their spread.
+        times: as many times as rounding may explain.
         errors: by layer, the larger of K and V; logits last, where there are any.
         logit_difference: largest, absolute; `None` when no row samples.
         sequence, position: the worst token.
@@ -24,7 +25,7 @@ class Divergence:
     layer: int | None
     parts: tuple[str, ...]
     error: float
-    tolerance: float
+    times: float
     errors: tuple[float, ...]
     logit_difference: float | None
     sequence: str
@@ -43,7 +44,7 @@ class Divergence:
         return (
             f"A step on {self.path} ({bucket}; attention {self.backend}) is not what its reference "
             f"says: {where}, by {self.error:.2g} of its size at position {self.position} of "
-            f"{self.sequence} (allowed: {self.tolerance:.2g}){logits}"
+            f"{self.sequence}, {_times(self.times)} times what rounding may explain{logits}"
         )
 
     @property
@@ -73,3 +74,7 @@ class Divergence:
         told = ", ".join(self.sequences[:8])
         more = len(self.sequences) - 8
         return f"Its sequences: {told}" + (f" and {more} more" if more > 0 else "")
+
+
+def _times(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.base.errors import ConfigError
-from headrace.observers.closeness import worst_logits, worst_token
+from headrace.observers.closeness import logit_errors, token_errors, worst
 from headrace.observers.dump_files import LOGITS, DumpedStep, in_order, layer_of
 from headrace.observers.tolerances import TOLERANCES, Tolerance
 
@@ -268,16 +268,17 @@ def _compare(
             continue
         everything = torch.ones(len(kept), dtype=torch.bool)
         if kind == LOGITS:
-            worst, place, single, _ = worst_logits(b.float(), a.float(), everything).tolist()
-            sums.single = max(sums.single, single)
+            errors, single, _ = logit_errors(b.float(), a.float(), everything)
+            sums.single = max(sums.single, float(single.max()))
         else:
-            worst, place = worst_token(b, a, everything).tolist()
+            errors = token_errors(b, a, everything)
+        largest, place = map(float, worst(errors))
         result.tokens += len(kept)
         result.max_abs = max(result.max_abs, float((a.float() - b.float()).abs().max()))
         sums.add(a, b)
-        if worst >= result.worst:
+        if largest >= result.worst:
             token = kept[int(place)]
-            result.worst, result.sequence, result.position = worst, token.sequence, token.position
+            result.worst, result.sequence, result.position = largest, token.sequence, token.position
     result.relative = sqrt(sums.difference / max(sums.ours, 1e-300))
     result.cosine = sums.product / max(sqrt(sums.ours * sums.theirs), 1e-300)
     result.differs = not (result.worst <= result.allowed and sums.single <= tolerance.single_logit)

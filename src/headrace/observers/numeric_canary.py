@@ -1,4 +1,4 @@
-"""The numeric canary: every n-th step is run twice, by reference and by its path, and compared.
+"""The numeric canary: every n-th step is run by reference and by its path, and compared.
 
 What a layer writes to the KV pool is a function of the layer's input, and it lies there after every
 path, graphs included. So the first layer whose keys or values differ says where a path went wrong,
@@ -22,18 +22,19 @@ from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput
-from headrace.observers.closeness import worst_logits, worst_token
+from headrace.observers.closeness import logit_errors, token_errors, worst, worst_times
 from headrace.observers.divergence import Divergence
 from headrace.observers.step_contents import KeyValue, StepContents
 from headrace.observers.step_observer import Evidence, ForwardRun
-from headrace.observers.tolerances import Tolerance
+from headrace.observers.tolerances import TIMES, Tolerance
 
 log = get_logger(__name__)
 
 NAME = "numeric_canary"
 REPORT = f"{NAME}.report"
 IN_PARTS = ("split_prefill",)
-NUMBERS = 4  # of a report: for the logits, and for each layer (error and place of K, and of V)
+OF_LOGITS, OF_PART = 5, 3  # numbers of a report
+SINGLE = 5  # the largest of many differences is some five times their root mean square
 
 Reference = Callable[[ForwardBatch], StepContents]
 ReadAgain = Callable[[ForwardBatch], Sequence[KeyValue]]
@@ -134,23 +135,39 @@ class NumericCanary:
         return due
 
     def _report(self, number: int, expected: StepContents, evidence: Evidence) -> Tensor:
-        """[1 + 4 + 4 L] float64 on the device: the number, what `worst_logits` says (NaN where no
-        row samples), and `worst_token` of each layer's K and V."""
-        by_layer = [
-            worst_token(written, ours, slots != 0)
-            for slots, reference, real in zip(
-                expected.slots, expected.keys_values, self.read(expected.batch), strict=True
-            )
-            for written, ours in zip(real, reference, strict=True)
-        ]
+        """[1 + 5 + 6 L] float64 on the device: the number; of the logits what `_logits` says, NaN
+        where no row samples; of each layer's K and V what `worst_times` says."""
+        tolerance, by_layer = self.tolerance, []
+        for slots, real, reference, shaken in zip(
+            expected.slots,
+            self.read(expected.batch),
+            expected.keys_values,
+            expected.shaken,
+            strict=True,
+        ):
+            live = slots != 0
+            for written, ours, moved in zip(real, reference, shaken, strict=True):
+                allowed = tolerance.floor + TIMES * token_errors(moved, ours, live)
+                by_layer.append(worst_times(token_errors(written, ours, live), allowed))
         head = torch.full((1,), number, dtype=torch.float64, device=by_layer[0].device)
-        output, logits, index = evidence.output, expected.logits, expected.token_index
-        if logits is None or index is None or not isinstance(output, LogitsProcessorOutput):
-            return torch.cat((head, head.new_full((NUMBERS,), torch.nan), *by_layer))
+        return torch.cat((head, self._logits(expected, evidence, head), *by_layer))
+
+    def _logits(self, expected: StepContents, evidence: Evidence, like: Tensor) -> Tensor:
+        """[5]: of the root mean squares what `worst_times` says, by how many times a single logit
+        exceeds its bound, and the largest difference of one."""
+        output, index = evidence.output, expected.token_index
+        logits, shaken = expected.logits, expected.shaken_logits
+        if index is None or logits is None or not isinstance(output, LogitsProcessorOutput):
+            return like.new_full((OF_LOGITS,), torch.nan)
+        assert shaken is not None
         live = expected.slots[0].index_select(0, index) != 0
-        found = worst_logits(output.next_token_logits, logits, live)
+        mean, single, number = logit_errors(output.next_token_logits, logits, live)
+        moved_mean, moved_single, _ = logit_errors(shaken, logits, live)
+        floor = self.tolerance.logit_floor
+        found = worst_times(mean, floor + TIMES * moved_mean)
         found[1:2] = index.index_select(0, found[1:2].long())  # of the tokens, not of the rows
-        return torch.cat((head, found, *by_layer))
+        alone = worst_times(single, SINGLE * floor + TIMES * moved_single)[:1]
+        return torch.cat((found, alone, worst(number)[0].view(1)))
 
     def take(self, host: Mapping[str, Tensor]) -> None:
         """Raises `CanaryError` for a step that diverged, if asked to."""
@@ -171,22 +188,19 @@ class NumericCanary:
 
     def _judge(self, context: _Context, numbers: Sequence[float]) -> Divergence | None:
         """The first difference of a report."""
-        logits, layers = numbers[:NUMBERS], numbers[NUMBERS:]
-        by_layer = [layers[at : at + NUMBERS] for at in range(0, len(layers), NUMBERS)]
-        allowed = self.tolerance
+        (times, place, error, single, difference), layers = numbers[:OF_LOGITS], numbers[OF_LOGITS:]
+        parts = [layers[at : at + OF_PART] for at in range(0, len(layers), OF_PART)]
+        by_layer = list(zip(parts[::2], parts[1::2], strict=True))
         layer: int | None = None
-        parts: tuple[str, ...] = ()
-        error, place = logits[:2]
-        for index, (key, key_place, value, value_place) in enumerate(by_layer):
-            tolerance = allowed.layer(index)
-            wrong = [name for name, each in (("K", key), ("V", value)) if each > tolerance]
+        wrong: tuple[str, ...] = ()
+        for index, both in enumerate(by_layer):
+            wrong = tuple(name for name, part in zip("KV", both, strict=True) if part[0] > 1)
             if wrong:
-                layer, parts = index, tuple(wrong)
-                error, place = max((key, key_place), (value, value_place))
+                layer, (times, place, error) = index, max(both, key=lambda part: part[0])
                 break
         else:
-            tolerance = allowed.logits
-            if isnan(error) or (error <= tolerance and logits[2] <= allowed.single_logit):
+            times = max(times, single)
+            if isnan(times) or times <= 1:
                 return None
         sequence, position = context.token(int(place))
         return Divergence(
@@ -194,11 +208,11 @@ class NumericCanary:
             bucket=context.bucket,
             backend=context.backend,
             layer=layer,
-            parts=parts,
+            parts=wrong,
             error=error,
-            tolerance=tolerance,
-            errors=tuple(max(key, value) for key, _, value, _ in by_layer),
-            logit_difference=None if isnan(logits[3]) else logits[3],
+            times=times,
+            errors=tuple(max(key[2], value[2]) for key, value in by_layer),
+            logit_difference=None if isnan(difference) else difference,
             sequence=sequence,
             position=position,
             sequences=tuple(context.names),

@@ -21,6 +21,7 @@ class StepContents:
         keys_values: of each layer.
         token_index: [S] int64, places of the tokens whose logits these are; `None` without any.
         logits: [S, V] float32.
+        shaken, shaken_logits: keys, values and logits of the same with roundings added.
     """
 
     batch: ForwardBatch
@@ -28,3 +29,5 @@ class StepContents:
     keys_values: Sequence[KeyValue]
     token_index: Tensor | None
     logits: Tensor | None
+    shaken: Sequence[KeyValue]
+    shaken_logits: Tensor | None

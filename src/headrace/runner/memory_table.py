@@ -171,10 +171,11 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         states = len(layers) * sizes[-1] * traits.hidden_size
         bytes_by_name["hidden states of graphs"] = states * ITEM_BYTES[plan.dtype.value]
     if plan.numeric_canary.value:
-        copies = 3 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)  # before, ours, theirs
+        # before, by reference, shaken, by the path
+        copies = 4 * kv_bytes_per_token(traits, plan.kv_cache_dtype.value)
         a_token = copies + width * ITEM_BYTES[plan.dtype.value]
         bytes_by_name["numeric canary"] = (
-            canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 2
+            canary_tokens(plan) * a_token + rows * traits.vocab_size * 4 * 4
         )
     if keeps_routing(plan):
         bytes_by_name["routed experts"] = _routing_bytes(traits, plan)

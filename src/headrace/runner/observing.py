@@ -81,13 +81,16 @@ def build_observers(
         from headrace.runner.step_reading import ReferenceStep, StepReader
 
         reader = StepReader(rows, tables, plan.page_size.value, model.attention_layers())
+        tolerance = TOLERANCES[plan.dtype.value]
         members.append(
             NumericCanary(
                 every=plan.numeric_canary.value,
                 raises=config.numeric_canary_mode == "raise",
-                reference=ReferenceStep(reader, model, plan, dtype).run,
+                reference=ReferenceStep(
+                    reader, model, plan, dtype, rounding=tolerance.rounding
+                ).run,
                 read=reader.keys_values,
-                tolerance=TOLERANCES[plan.dtype.value],
+                tolerance=tolerance,
                 backends=(plan.prefill_attention.value, plan.decode_attention.value),
                 most_tokens=canary_tokens(plan),
             )

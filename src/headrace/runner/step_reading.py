@@ -6,11 +6,12 @@ that a path whose own gathering is wrong is found out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.torch_native import TorchNativeBackend
@@ -88,35 +89,71 @@ class ReferenceStep:
 
     Weights are those of the model in the form they have; a product of packed weights is oneDNN's
     here too.
+
+    Args:
+        rounding: relative size of the noise that shakes the second run.
     """
 
-    def __init__(self, reader: StepReader, model: CausalDecoder, plan: Plan, dtype: torch.dtype):
-        self._reader, self._model = reader, model
+    def __init__(
+        self,
+        reader: StepReader,
+        model: CausalDecoder,
+        plan: Plan,
+        dtype: torch.dtype,
+        *,
+        rounding: float,
+    ) -> None:
+        self._reader, self._model, self._rounding = reader, model, rounding
         self._backends = _native_backends(model.traits, plan, dtype)
+        self._noise = torch.Generator(torch.device(plan.device.value)).manual_seed(0)
 
     def run(self, batch: ForwardBatch) -> StepContents:
         """Keys, values and logits that `batch`, which has not run yet, should have."""
-        reader, model = self._reader, self._model
+        reader = self._reader
         filled = reader.filled(batch)
         before = reader.keys_values(filled)
         with replaced(self._as_reference()):
             for backend in self._backends.values():
                 backend.prepare_metadata(filled)
-            hidden = model(filled.input_ids, filled.positions, filled)
-            written = reader.keys_values(filled)
-            sampling = filled.sampling
-            index = None if sampling is None else sampling.token_index
-            logits = None
-            if index is not None:
-                logits = model.compute_logits(hidden.index_select(0, index))
+            with self._shaken():
+                shaken, shaken_logits = self._forward(filled)
+            written, logits = self._forward(filled)
         reader.put_back(filled, before)
         return StepContents(
             batch=filled,
             slots=reader.slots(filled),
             keys_values=written,
-            token_index=index,
+            token_index=None if filled.sampling is None else filled.sampling.token_index,
             logits=logits,
+            shaken=shaken,
+            shaken_logits=shaken_logits,
         )
+
+    def _forward(self, filled: ForwardBatch) -> tuple[list[KeyValue], Tensor | None]:
+        """What it writes, and the logits of the rows that sample."""
+        model, sampling = self._model, filled.sampling
+        hidden = model(filled.input_ids, filled.positions, filled)
+        logits = None
+        if sampling is not None:
+            logits = model.compute_logits(hidden.index_select(0, sampling.token_index))
+        return self._reader.keys_values(filled), logits
+
+    @contextmanager
+    def _shaken(self) -> Iterator[None]:
+        """Within: the residual stream is rounded once more in front of every layer, at random."""
+        noise, rounding = self._noise, self._rounding
+
+        def shake(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            stream: Tensor = given[0]  # [T, H]
+            drawn = torch.randn(stream.shape, generator=noise, device=stream.device)
+            return ((stream.float() * (1 + rounding * drawn)).to(stream.dtype), *given[1:])
+
+        hooks = [layer.register_forward_pre_hook(shake) for layer in self._model.model.layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _as_reference(self) -> Iterator[tuple[object, str, Any]]:
         yield self._model.model, "taps", ()
