@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_engine import make_engine, run_all
 
+from headrace import LLM
 from headrace.base.errors import RequestError
 from headrace.engine.engine import Engine
 from headrace.request.sampling_params import SamplingParams
@@ -176,6 +177,23 @@ def test_what_cannot_be_profiled_is_refused(engine: Engine, tmp_path: Path) -> N
     assert not Path(started["path"]).exists()  # no empty file is left
     profiler.start(folder, steps=1)  # and the next may begin
     assert profiler.stop()["paths"]
+
+
+def test_the_llm_profiles_a_stage(llama_folder: Path, tmp_path: Path) -> None:
+    with LLM(
+        str(llama_folder), load_format="dummy", device="cpu", dtype="float32", max_model_len=64
+    ) as llm:
+        started = llm.start_profile(tmp_path, steps=1, stage="decode", with_stack=True)
+        llm.generate([PROMPT], GREEDY, use_tqdm=False)
+        assert steps(started["path"]) == ["decode:"]
+        with pytest.raises(RequestError, match="No profile runs"):
+            llm.stop_profile()
+        paths = set()
+        for _ in range(3):  # within a second
+            paths.add(llm.start_profile(tmp_path)["path"])
+            llm.generate([[1]], GREEDY, use_tqdm=False)
+            assert steps(llm.stop_profile()["path"])
+        assert len(paths) == 3
 
 
 def test_spans_cost_little(engine: Engine) -> None:

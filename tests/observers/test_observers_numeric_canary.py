@@ -75,6 +75,7 @@ def test_right_steps_raise_no_alarm_and_stay_as_they_are(
     assert {entry["path"] for entry in stats["paths"]} == {"prefill_graph", "eager"}
 
 
+@pytest.mark.slow  # a compiler runs for it
 def test_right_steps_of_the_cpu_graph_raise_no_alarm(llama_folder: Path) -> None:
     engine = watched(llama_folder, cpu_graph="on", enable_overlap=True, max_running_requests=1)
     run_all(engine, prompts(0)[:2], PARAMS[:2])

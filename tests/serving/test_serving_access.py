@@ -92,6 +92,16 @@ def test_admin_routes_can_be_opened(make_service, engine) -> None:
     assert http.post("/start_profile", json=body).status_code == 200
     assert engine.controls[-1] == ("start_profile", {"folder": "/somewhere", "steps": 3})
     assert http.post("/start_profile", json={"activities": ["MEM"]}).status_code == 400
+    staged = body | {"profile_by_stage": True, "with_stack": True, "profile_prefix": "mine-"}
+    assert http.post("/start_profile", json=staged).status_code == 200
+    assert engine.controls[-1][1] == {
+        "folder": "/somewhere",
+        "steps": 3,
+        "stages": ["prefill", "decode"],
+        "with_stack": True,
+        "prefix": "mine-",
+    }
+    assert http.post("/start_profile", json={"profile_prefix": "../a"}).status_code == 400
     engine.control_error = RequestError("The prefix cache cannot be flushed now")
     assert http.get("/flush_cache").status_code == 400
 

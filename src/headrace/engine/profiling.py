@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -275,11 +277,19 @@ def _files(folder: str, prefix: str, stages: tuple[str, ...]) -> dict[str | None
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         for stage in stages or (None,):
-            path = place / f"{name}{f'-{stage}' if stage else ''}.trace.json.gz"
-            path.touch()
-            files[stage] = path
+            files[stage] = _new_file(place, f"{name}-{stage}" if stage else name)
     except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
         raise RequestError(
             f"The profile cannot be written to {shown(folder)}", why=str(error)
         ) from error
     return files
+
+
+def _new_file(place: Path, name: str) -> Path:
+    """Two profiles may begin in the same second."""
+    for number in count():
+        path = place / f"{name}{f'-{number}' if number else ''}.trace.json.gz"
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
+    raise AssertionError("numbers do not end")
