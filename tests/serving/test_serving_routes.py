@@ -26,6 +26,16 @@ def test_health_says_the_state(http, engine, service) -> None:
     assert http.get("/ping").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/below/v1/completions"])
+def test_a_path_is_found_with_and_without_the_proxys_part(make_service, engine, path) -> None:
+    with TestClient(make_app(make_service(root_path="/below"))) as http:
+        assert http.post(path, json={"prompt": "a"}).json()["choices"]
+        refused = http.post(path, json={"prompt": "a", "temperature": -1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+        engine.refuse = lambda submit: EngineDeadError("The engine is dead")
+        assert http.post(path, json={"prompt": "a"}).status_code == 503
+
+
 @pytest.mark.parametrize("path", ["/health", "/ping"])
 def test_heads_are_answered(http, engine, path) -> None:
     """Some load balancers ask so."""

@@ -116,7 +116,7 @@ def test_forms_of_the_native_route(http, engine, asked, made) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format", "'xml'. Allowed: text"),
         ({"response_format": {}}, "response_format", "None. Allowed: text"),
-        ({"response_format": "json"}, "response_format", "dictionary"),
+        ({"response_format": "json"}, "response_format", "object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},

@@ -14,6 +14,7 @@ from headrace.serving import openapi
 from headrace.serving.access import ApiKey, RequestId
 from headrace.serving.answer import INTERNAL
 from headrace.serving.body_limits import BodyLimits
+from headrace.serving.body_route import ShortWay
 from headrace.serving.errors import ApiError, from_faults, from_headrace
 from headrace.serving.routes import ROUTERS
 from headrace.serving.server_config import names
@@ -38,6 +39,8 @@ def make_app(service: Service) -> FastAPI:
     openapi.describe(app)
     _answer_errors(app)
     # The one added last is asked first.
+    routes = [route for router in ROUTERS for route in router.routes]
+    app.add_middleware(ShortWay, routes=routes)
     app.add_middleware(BodyLimits, most_bytes=config.max_body_bytes)
     app.add_middleware(ApiKey, config=config)
     if config.cors_origins is not None:

@@ -5,7 +5,7 @@ the model: half of what a request of a thousand token ids costs in this process.
 reads the bytes itself. What /openapi.json says comes from the function's signature as ever.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, get_type_hints
 
 from fastapi import Request
@@ -13,12 +13,49 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.serving.errors import ApiError, from_faults, invalid
+from headrace.base.errors import HeadraceError
+from headrace.serving.errors import ApiError, from_faults, from_headrace, invalid
 from headrace.serving.records import TRACE_PARENT
 from headrace.serving.service import service_of
 
 BYTES_PER_PART = 15  # a body of `max_body_bytes` may have one part for so many of them
+
+
+class ShortWay:
+    """Middleware: to the routes of this kind without FastAPI's search and its layers around an
+    answer, a sixth of what a request costs in this process.
+
+    Only what the table knows goes this way, the rest (a path below `root_path`, a method that is
+    not allowed) to the router, which has the same routes.
+
+    Args:
+        routes: of the app.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Iterable[APIRoute]) -> None:
+        self._app = app
+        self._handlers = {
+            (method, route.path): route.get_route_handler()
+            for route in routes
+            if isinstance(route, BodyRoute)
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handle = None
+        if scope["type"] == "http":
+            handle = self._handlers.get((scope["method"], scope["path"]))
+        if handle is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            response = await handle(Request(scope, receive, send))
+            await response(scope, receive, send)
+        except (ApiError, HeadraceError) as error:  # an answer raises them before it begins
+            refusal = error if isinstance(error, ApiError) else from_headrace(error)
+            await refusal.response()(scope, receive, send)
 
 
 class BodyRoute(APIRoute):
