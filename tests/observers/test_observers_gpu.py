@@ -147,7 +147,9 @@ def test_a_profile_shows_the_kernels_of_each_step(llama_folder: Path, tmp_path: 
     assert len(kernels) > 100
     held = {"prefill_graph": 0, "decode_graph": 0}
     for kernel in kernels:
-        launch = launches[kernel["args"]["correlation"]]
+        launch = launches.get(kernel["args"]["correlation"])
+        if launch is None:
+            continue  # launched before the profile began
         names = [name for start, end, name in spans if start <= launch["ts"] < end]
         assert names, f"{kernel['name']} was launched outside all spans"
         for path in held:
@@ -178,7 +180,7 @@ def kernels(engine: Engine) -> list[str]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         run(engine)
     on_device = [
-        event for event in recorded.events() if event.device_type is torch.autograd.DeviceType.CUDA
+        event for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA
     ]
     on_device.sort(key=lambda event: event.time_range.start)
     return [event.name for event in on_device if not event.name.startswith("headrace.")]
