@@ -14,7 +14,8 @@ from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
 LONGEST_PROMPT, MOST_TOKENS = 110, 14
-MAX_MODEL_LEN = 160  # prompt, output, and room
+LONG_PROMPT = 300  # of some: enough tokens for a step in parts, whose layers wait for others
+MAX_MODEL_LEN = 320
 ROWS = 8
 CACHES = ("off", "cold", "warm", "hit")
 GRAPHS = (("auto", "auto"), ("auto", "off"), ("off", "auto"), ("off", "off"))  # decode, prefill
@@ -88,15 +89,18 @@ def _setting(
 ) -> Setting:
     cache = draw.choice(CACHES) if asked.enable_prefix_cache else "off"
     page = asked.page_size or draw.choice((1, 4, 16, 64))
-    tight = MAX_MODEL_LEN * draw.choice((1, 2, ROWS))  # of one page at least for every row
+    tight = MAX_MODEL_LEN * draw.choice((1, 2, ROWS))  # two pages at least for every row
+    split = asked.split_prefill_layers or draw.choice((None, None, 1))
+    chunk = draw.choice((3, 16, 29, 64, 512)) if split is None else 512
     options: dict[str, Any] = {
         "page_size": page,
-        "chunked_prefill_size": asked.chunked_prefill_size or draw.choice((3, 16, 29, 64, 512)),
+        "chunked_prefill_size": asked.chunked_prefill_size or chunk,
         "enable_prefix_cache": cache != "off",
         "enable_overlap": draw.random() < 0.5
         if asked.enable_overlap is None
         else asked.enable_overlap,
         "max_running_requests": draw.choice((2, 5, ROWS)),
+        "split_prefill_layers": split,
         "max_total_tokens": max(tight, 2 * page * ROWS),
     }
     if subject.has_graphs:  # in turn, so that few engines meet them all
@@ -123,6 +127,8 @@ def _workload(draw: random.Random, subject: Subject, cache: str, *, salt: str) -
         prompt = _ids(draw, vocab_size, length)
         if draw.random() < 0.4:
             prompt = (shared + prompt)[:LONGEST_PROMPT]
+        elif draw.random() < 0.15:
+            prompt = _ids(draw, vocab_size, LONG_PROMPT)
         asks.append(Ask(prompt=prompt, want=_want(draw, subject), arrival=arrival))
         arrival += draw.choice((0, 0, 0, 1, 3, 10))
     shares = {"warm": 0.5, "hit": 1.0}
