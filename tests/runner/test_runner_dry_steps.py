@@ -97,7 +97,8 @@ def test_deterministic_kernels_have_few_variants(told: Any) -> None:
     counts = Counter(told["qwen3 deterministic"]["ahead"])
     assert counts["attend_kernel"] == 5  # decode in a graph and outside, whole or spread; extend
     assert 5 <= counts["_product_kernel"] <= 30  # by rows and shapes
-    others = ("_matvec_kernel", "_few_rows_kernel", "_gate_kernel", "_decode_kernel")
+    assert 1 <= counts["_few_rows_kernel"] <= 12
+    others = ("_matvec_kernel", "_gate_kernel", "_decode_kernel")
     assert not any(counts[name] for name in others)
 
 
