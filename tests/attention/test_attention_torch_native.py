@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace.attention import native_math, native_tiles
+from headrace.attention import native_blocks, native_deterministic, native_math, native_tiles
+from headrace.attention.native_blocks import QUERY_ROWS, proven_query_rows
+from headrace.attention.native_deterministic import DeterministicNativeBackend
 from headrace.attention.native_tiles import make_tiles
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import UnsupportedError
@@ -106,3 +108,32 @@ def test_no_graph_takes_it() -> None:
         backend.capture_buffers(Bucket(tokens=8, sequences=8))
     with pytest.raises(UnsupportedError, match="torch_native cannot be captured"):
         backend.prepare_metadata_in_graph(scene.batch)
+
+
+def test_a_cpu_whose_products_follow_the_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = make_scene(Case(rows=MIXED))
+    proven = proven_query_rows(scene.case.dims[0], scene.case.dims[1])
+    assert proven
+    assert set(proven) <= set(QUERY_ROWS)
+    out = run(scene, scene.backend(DeterministicNativeBackend))[0]
+    for sizes in (proven[-1:], proven[-2:]):  # others, the same bits
+        monkeypatch.setattr(native_deterministic, "proven_query_rows", lambda *dims, s=sizes: s)
+        assert torch.equal(run(scene, scene.backend(DeterministicNativeBackend))[0], out)
+    monkeypatch.setattr(native_deterministic, "proven_query_rows", lambda *dims: ())
+    with pytest.raises(UnsupportedError, match="depend on a query's place") as caught:
+        scene.backend(DeterministicNativeBackend)
+    assert "OMP_NUM_THREADS" in caught.value.remedy
+
+
+@pytest.mark.parametrize("habits", HABITS)
+def test_deterministic_scores_in_parts_are_those_of_the_whole(
+    habits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make_scene(case_of("mixed", **HABITS[habits]))
+    whole, sums = run(scene, scene.backend(DeterministicNativeBackend), with_lse=True)
+    monkeypatch.setattr(native_blocks, "SCORE_ELEMENTS", 1)  # a KV head at a time
+    parts, part_sums = run(scene, scene.backend(DeterministicNativeBackend), with_lse=True)
+    assert torch.equal(parts, whole)
+    assert sums is not None
+    assert part_sums is not None
+    assert torch.equal(part_sums, sums)
