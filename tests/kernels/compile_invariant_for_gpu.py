@@ -61,6 +61,10 @@ def products(kind: torch.dtype, pdl: bool) -> Iterator[str]:
     ):
         product(x, weight, tile=tile, pdl=pdl, **traits)
         yield "_product_kernel"
+    short = torch.empty(200, 64, dtype=kind)
+    tile = ProductTile(tokens=64, weights=32, block=64, warps=4, stages=3)
+    product(short, torch.empty(64, 64, dtype=kind), residual=short, tile=tile, pdl=pdl)
+    yield "_product_kernel"
 
 
 def attention(kind: torch.dtype, pdl: bool) -> Iterator[str]:
@@ -99,6 +103,7 @@ def main(capability: int, *dtypes: str) -> None:
                     "warp groups": sorted(set(re.findall(r"wgmma\.\S*?(m\d+n\d+k\d+)", code))),
                     "warps": sorted(set(re.findall(r"[^g]mma\.sync\.\S*?(m\d+n\d+k\d+)", code))),
                     "sums": sums_of_rows(compiled.asm["ttgir"]),
+                    "loops": compiled.asm["ttir"].count("scf.for"),
                 }
                 print(json.dumps(report))
 

@@ -68,6 +68,9 @@ PRODUCTS = [
     (1024, 3072, {"residual": True, "bias": True}),
     (1003, 520, {"dtype": FLOAT}),
     (300, 136, {"activation": "gelu_tanh", "bias": True}),
+    (64, 64, {"residual": True}),  # one block of columns, in every tile
+    (64, 128, {"residual": True, "bias": True}),
+    (128, 64, {"activation": "silu"}),
     (500, 99, {}),  # rows that no descriptor takes
 ]
 

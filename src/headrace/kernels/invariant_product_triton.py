@@ -108,6 +108,7 @@ def invariant_product(
         out,
         tokens,
         outputs,
+        inputs,
         x.stride(0),
         0 if residual is None else residual.stride(0),
         INPUTS=inputs,
@@ -137,7 +138,7 @@ def _tiles(x: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [rows, columns])
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "columns"])
 def _product_kernel(
     x,
     weight,
@@ -148,6 +149,7 @@ def _product_kernel(
     out,
     tokens,
     outputs,
+    columns,
     x_stride,
     residual_stride,
     INPUTS: tl.constexpr,
@@ -179,16 +181,16 @@ def _product_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             token_tile, weight_tile = _place(tile, token_tiles, weight_tiles, GROUP)
             _multiply(
-                x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, x_stride,
-                residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK, STAGES,
-                ACTIVATION,
+                x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, columns,
+                x_stride, residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK,
+                STAGES, ACTIVATION,
             )  # fmt: skip
     else:
         token_tile, weight_tile = _place(tl.program_id(0), token_tiles, weight_tiles, GROUP)
         _multiply(
-            x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, x_stride,
-            residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK, STAGES,
-            ACTIVATION,
+            x, weight, x_blocks, weight_blocks, bias, residual, out, tokens, outputs, columns,
+            x_stride, residual_stride, token_tile, weight_tile, INPUTS, TOKENS, WEIGHTS, BLOCK,
+            STAGES, ACTIVATION,
         )  # fmt: skip
 
 
@@ -203,6 +205,7 @@ def _multiply(
     out,
     tokens,
     outputs,
+    columns,
     x_stride,
     residual_stride,
     token_tile,
@@ -225,7 +228,9 @@ def _multiply(
     x_lines = x + tl.minimum(token, tokens - 1).to(tl.int64) * x_stride  # [TOKENS]
     sums = tl.zeros([TOKENS, WEIGHTS], tl.float32)
     up_sums = sums
-    for column in tl.range(0, INPUTS, BLOCK, num_stages=STAGES):
+    # `columns` is INPUTS, which the compiler must not know here: of a loop of one turn it makes a
+    # product that starts from the residual, and so another order of sums.
+    for column in tl.range(0, columns, BLOCK, num_stages=STAGES):
         value = _tile(x_blocks, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
         matrix = _tile(weight_blocks, lines, first_row, column, INPUTS, BLOCK)
         sums = dot(value, matrix.T, sums)
