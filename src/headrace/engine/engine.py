@@ -145,7 +145,7 @@ class Engine:
         check_structured(params, self.tokenizer, ends)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         check_states(params, len(ids), self.settled)
-        self.scheduler.check_lengths(len(ids), params.max_tokens or max(1, params.min_tokens))
+        self.scheduler.lengths.check(len(ids), params.max_tokens or max(1, params.min_tokens))
         structured = params.structured
         max_tokens = params.max_tokens or self._room(len(ids), params, default_max_tokens)
         return PreparedRequest(
@@ -168,7 +168,7 @@ class Engine:
         """
         pooling.check_size(self.settled.persona.traits.hidden_size)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
-        self.scheduler.check_lengths(len(ids), 0)
+        self.scheduler.lengths.check(len(ids), 0)
         text = prompt if isinstance(prompt, str) else text
         return PreparedRequest(text=text, token_ids=ids, pooling=pooling)
 
@@ -331,7 +331,7 @@ class Engine:
         return [self._handles.pop(request_id) for request_id in self.scheduler.take_ended()]
 
     def _room(self, prompt_length: int, params: SamplingParams, default: int | None) -> int:
-        room = self.scheduler.longest_output(prompt_length)
+        room = self.scheduler.lengths.longest_output(prompt_length)
         return room if default is None else min(max(default, params.min_tokens), room)
 
     def _sequence_output(

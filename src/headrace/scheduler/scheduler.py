@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headrace.base.decision import Decision
-from headrace.base.errors import RequestError, TooLongError
+from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.execution.split_prefill import SplitPrefill
 from headrace.kernels.noise import derive_seed
@@ -32,13 +31,14 @@ from headrace.scheduler.launch import (
     SplitInFlight,
     row_start,
 )
+from headrace.scheduler.lengths import LengthLimits
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.scheduler.pooling import take_states
 from headrace.scheduler.results import sampled_logprobs, take_prompt_logprobs, take_token
-from headrace.scheduler.routing_rows import RoutingRows
+from headrace.scheduler.routing_rows import routing_rows_of
 from headrace.scheduler.row_spans import take_routing
 from headrace.scheduler.sequence import Sequence, State, TokenSink
-from headrace.scheduler.state_rows import StateRows
+from headrace.scheduler.state_rows import state_rows_of
 from headrace.scheduler.step_history import StepHistory
 
 log = get_logger(__name__)
@@ -76,9 +76,7 @@ class Scheduler:
         runner: ModelRunner = worker.runner
         plan = runner.plan
         self.worker = worker
-        self.vocab_size = runner.persona.traits.vocab_size
-        self.max_model_len = plan.max_model_len.value
-        self._context_limit = _context_limit(plan.max_model_len)
+        self._traits = runner.persona.traits
         self.overlap = plan.overlap.value
         self.keeper = PageKeeper(
             runner.req_to_token_pool,
@@ -86,6 +84,7 @@ class Scheduler:
             plan.page_size.value,
             plan.prefix_cache.value,
         )
+        self.lengths = LengthLimits(plan.max_model_len, self.keeper.capacity_tokens)
         self.chooser = Chooser(
             self.keeper,
             Limits(
@@ -98,7 +97,7 @@ class Scheduler:
         self._canary = canary_watch(runner, self.keeper, self.counts)
         self.spans = runner.spans
         self._before_step = before_step
-        self._builder = BatchBuilder(runner.device, self.vocab_size)
+        self._builder = BatchBuilder(runner.device, self._traits.vocab_size)
         self._decode_token = decode_token
         self._retract_every = retract_every
         self._split: SplitInFlight | None = None
@@ -141,8 +140,8 @@ class Scheduler:
                 host_mask=admission.host_mask,
                 mask_is_ready=admission.host_mask is None,
                 leader=leader,
-                state_rows=self._state_rows(request),
-                routing_rows=self._routing_rows(request),
+                state_rows=state_rows_of(request, self._traits, self.worker.runner.dtype),
+                routing_rows=routing_rows_of(request, self._traits),
                 arrival=self._arrivals,
             )
             self._arrivals += 1
@@ -153,28 +152,6 @@ class Scheduler:
             self.chooser.waiting.push(sequence)
         self._unready += [sequence for sequence in group if not sequence.mask_is_ready]
         return list(group)
-
-    def _state_rows(self, request: Request) -> StateRows | None:
-        """Where a sequence keeps the hidden states that its request asks for."""
-        params, runner = request.params, self.worker.runner
-        if not params.wants_hidden_states:
-            return None
-        every, traits = params.return_hidden_states == "all", runner.persona.traits
-        return StateRows(
-            0 if every else len(request.prompt_token_ids) - 1,
-            params.state_layers(traits.num_layers),
-            num_layers=traits.num_layers,
-            hidden_size=traits.hidden_size,
-            dtype=runner.dtype,
-            newest=params.return_hidden_states == "final",
-        )
-
-    def _routing_rows(self, request: Request) -> RoutingRows | None:
-        """Where a sequence keeps the experts that its request asks for."""
-        traits = self.worker.runner.persona.traits
-        if not request.params.return_routed_experts or traits.moe is None:
-            return None
-        return RoutingRows(len(traits.moe_layers), traits.moe.num_experts_per_tok)
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
         """End what is left of a request; False when nothing of it is left."""
@@ -441,37 +418,12 @@ class Scheduler:
 
     # ---- checks
 
-    def longest_output(self, prompt_length: int) -> int:
-        """Tokens that can follow a prompt of this length; below 1 when the prompt does not fit."""
-        by_pool = self.keeper.capacity_tokens + 1  # the last token is never read back
-        return min(self.max_model_len, by_pool) - prompt_length
-
-    def check_lengths(self, prompt_length: int, max_tokens: int) -> None:
-        """Raise `TooLongError` when prompt and output, 0 for an embedding, can never fit."""
-        total = prompt_length + max_tokens
-        needed, remedy = f"The prompt has {prompt_length} tokens", "Shorten the prompt"
-        less = ", lower max_tokens" if max_tokens else ""
-        if max_tokens:
-            needed += f" and its output needs {max_tokens}"
-        if total > self.max_model_len:
-            raise TooLongError(
-                f"{needed}: {total} together" if max_tokens else needed,
-                why=f"the context holds {self.max_model_len} tokens: {self._context_limit}",
-                remedy=f"{remedy}, or lower max_tokens or min_tokens" if max_tokens else remedy,
-            )
-        if total - min(max_tokens, 1) > self.keeper.capacity_tokens:  # the last is never read back
-            raise TooLongError(
-                needed,
-                why=f"the KV pool holds {self.keeper.capacity_tokens} tokens in all",
-                remedy=f"{remedy}{less} or raise max_total_tokens",
-            )
-
     def _check(self, request: Request, max_tokens: int) -> None:
         if request.request_id in self._groups:
             raise RequestError(f"Request id {request.request_id!r} is in flight already")
         if not request.prompt_token_ids:
             raise RequestError("The prompt is empty", remedy="Send at least one token")
-        self.check_lengths(len(request.prompt_token_ids), max_tokens)
+        self.lengths.check(len(request.prompt_token_ids), max_tokens)
 
     def check_integrity(self) -> None:
         """Every page and row accounted for; raises `IntegrityError` otherwise."""
@@ -486,13 +438,6 @@ class Scheduler:
             latest = self.chooser.running[-1]
             if latest.state is State.RUNNING and latest.sampled_here:
                 self.chooser.retract(latest)
-
-
-def _context_limit(length: Decision[int]) -> str:
-    """What holds the context where it is: only options that were asked for are blamed."""
-    if length.asked:
-        return "max_model_len asks for it"
-    return length.refused[0].reason if length.refused else length.reason
 
 
 def _hold(shares: list[Share]) -> None:

@@ -4,7 +4,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.config.persona import ModelTraits
 from headrace.request.packed_states import PackedStates
+from headrace.request.request import Request
 from headrace.scheduler.token_rows import TokenRows
 
 
@@ -58,3 +60,19 @@ class StateRows(TokenRows):
             first_position=self.first,
             layers=self.layers,
         )
+
+
+def state_rows_of(request: Request, traits: ModelTraits, dtype: torch.dtype) -> StateRows | None:
+    """Where a sequence keeps what its request asks for, if it does."""
+    params = request.params
+    if not params.wants_hidden_states:
+        return None
+    every = params.return_hidden_states == "all"
+    return StateRows(
+        0 if every else len(request.prompt_token_ids) - 1,
+        params.state_layers(traits.num_layers),
+        num_layers=traits.num_layers,
+        hidden_size=traits.hidden_size,
+        dtype=dtype,
+        newest=params.return_hidden_states == "final",
+    )
