@@ -22,15 +22,20 @@ class Result:
     bucket: Bucket = BUCKET
 
 
+@dataclass(frozen=True)
+class Work:
+    prompt_tokens: int = 3
+    decode_tokens: int = 2
+    shares: tuple[int, ...] = (1, 2)
+
+
 @dataclass
 class Step:
     number: int
     launched: float
     returned: float
     result: Result
-    tokens: int = 5
-    prompt_tokens: int = 3
-    shares: tuple[int, ...] = (1, 2)
+    work: Work = Work()
 
 
 @pytest.fixture

@@ -260,10 +260,10 @@ class _DryScheduler(Scheduler):
     """Takes a token for every sequence that samples, and looks at nothing else."""
 
     def _take_results(self, step: LaunchedStep) -> None:
-        for share in step.shares:
+        for share in step.work.shares:
             if share.sequence.state is not State.FINISHED:
                 share.sequence.computed += share.new_tokens
-        for share in step.sampling:
+        for share in step.work.sampling:
             sequence = share.sequence
             if sequence.state is State.FINISHED:
                 continue

@@ -35,14 +35,12 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedStep:
-    """A step in flight. `sampling` are the shares that sample, in the order of the results.
+class StepWork:
+    """What a step does for whom, and what it will bring.
 
     Attributes:
-        state_parts: whose hidden states it brings. routing: whose experts.
-        number: counts launched steps from 1. tokens, prompt_tokens: new ones, and how many of them
-            were known beforehand.
-        launched, returned: seconds of `time.perf_counter` before and after the launch.
+        sampling: the shares that sample, in the order of the results.
+        prompt_spans: prompt logprobs. state_parts: hidden states. routing: experts.
     """
 
     shares: list[Share]
@@ -50,12 +48,41 @@ class LaunchedStep:
     prompt_spans: list[PromptSpan]
     state_parts: StateParts
     routing: list[RowSpan[RoutingRows]]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """New tokens that were known beforehand."""
+        return sum(share.new_tokens for share in self.shares if not share.from_row)
+
+    @property
+    def decode_tokens(self) -> int:
+        """New tokens that only the device may know."""
+        return sum(share.from_row for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step in flight.
+
+    Attributes:
+        number: counts launched steps from 1.
+        launched, returned: seconds of `time.perf_counter` before and after the launch.
+    """
+
+    work: StepWork
     result: StepResult
     number: int
-    tokens: int
-    prompt_tokens: int
     launched: float
     returned: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitInFlight:
+    """A prompt step of which some layers are launched. `launched`: seconds before the first."""
+
+    work: StepWork
+    step: SplitStep
+    launched: float
 
 
 def row_start(sequence: Sequence) -> RowStart:
@@ -72,32 +99,6 @@ def row_start(sequence: Sequence) -> RowStart:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltStep:
-    """A step that may be launched: its batch, and what it will bring to whom.
-
-    Attributes:
-        sampling: the shares that sample. prompt_spans: prompt logprobs. state_parts: hidden states.
-        routing: experts.
-    """
-
-    shares: list[Share]
-    batch: ForwardBatch
-    sampling: list[Share]
-    prompt_spans: list[PromptSpan]
-    state_parts: StateParts
-    routing: list[RowSpan[RoutingRows]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitInFlight:
-    """A prompt step of which some layers are launched. `launched`: seconds before the first."""
-
-    built: BuiltStep
-    step: SplitStep
-    launched: float
-
-
 class BatchBuilder:
     """Makes the batch of each step.
 
@@ -112,8 +113,8 @@ class BatchBuilder:
         self._kept: tuple[Tensor, SamplingBatchInfo] | None = None
         self._places: dict[str, tuple[list[int], Tensor]] = {}
 
-    def build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
-        """The batch of a step, and the prompt logprobs and hidden states it will bring.
+    def build(self, shares: list[Share], *, split: bool = False) -> tuple[ForwardBatch, StepWork]:
+        """The batch of a step, and what it will bring to whom.
 
         Args:
             split: other rows decode while it runs.
@@ -163,9 +164,8 @@ class BatchBuilder:
                 scored = PromptLogprobRequest(token_index=index, targets=targets_of_index, top=top)
             routed = self._send_places("routing", places) if places else None
             batch.side = SideRequest(prompt_logprobs=scored, hidden=states, routed_experts=routed)
-        return BuiltStep(
+        return batch, StepWork(
             shares=shares,
-            batch=batch,
             sampling=sampling,
             prompt_spans=spans,
             state_parts=parts,

@@ -4,7 +4,7 @@ from headrace.request.outcome import OF_REQUEST, Finished, Logprob
 from headrace.runner.worker import HostResults
 from headrace.sampling.host_logprobs import Decode, logprob_dicts
 from headrace.sampling.requirements import wanted_logprobs
-from headrace.scheduler.launch import LaunchedStep
+from headrace.scheduler.launch import StepWork
 from headrace.scheduler.sequence import Sequence
 
 NOT_FINITE = (
@@ -46,12 +46,12 @@ def _no_token(sequence: Sequence) -> Finished:
 
 
 def sampled_logprobs(
-    step: LaunchedStep, results: HostResults, decode: Decode
+    work: StepWork, results: HostResults, decode: Decode
 ) -> list[dict[int, Logprob] | None]:
     """One entry per sampling share; `None` where the request asked for no logprobs."""
     if results.logprobs is None:
-        return [None] * len(step.sampling)
-    params = [share.sequence.request.params for share in step.sampling]
+        return [None] * len(work.sampling)
+    params = [share.sequence.request.params for share in work.sampling]
     return logprob_dicts(
         results.logprobs,
         results.tokens,
@@ -61,17 +61,17 @@ def sampled_logprobs(
     )
 
 
-def take_prompt_logprobs(step: LaunchedStep, results: HostResults, decode: Decode) -> None:
+def take_prompt_logprobs(work: StepWork, results: HostResults, decode: Decode) -> None:
     """Append the prompt logprobs that a step brings."""
     if results.prompt_logprobs is None:
         return
     targets: list[int] = []
     tops: list[int | None] = []
-    for span in step.prompt_spans:
+    for span in work.prompt_spans:
         targets += span.sequence.tokens[span.first : span.first + span.count]
         tops += [span.sequence.request.params.prompt_logprobs] * span.count
     entries = logprob_dicts(results.prompt_logprobs, targets, tops, [()] * len(targets), decode)
-    for span in step.prompt_spans:
+    for span in work.prompt_spans:
         own, entries = entries[: span.count], entries[span.count :]
         # A sequence that was retracted meanwhile scores its prompt anew.
         if len(span.sequence.prompt_entries) == span.first:

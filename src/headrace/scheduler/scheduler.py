@@ -8,11 +8,12 @@ and its row and pages are freed only after the last launched step that names it 
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
+from headrace.batch.forward_batch import ForwardBatch
 from headrace.execution.split_prefill import SplitPrefill
 from headrace.kernels.noise import derive_seed
 from headrace.observers.routing import NAME as ROUTED_EXPERTS
@@ -26,9 +27,9 @@ from headrace.scheduler.canary_watch import canary_watch
 from headrace.scheduler.chooser import Chooser, Limits, Share
 from headrace.scheduler.launch import (
     BatchBuilder,
-    BuiltStep,
     LaunchedStep,
     SplitInFlight,
+    StepWork,
     row_start,
 )
 from headrace.scheduler.lengths import LengthLimits
@@ -40,10 +41,9 @@ from headrace.scheduler.row_spans import take_routing
 from headrace.scheduler.sequence import Sequence, State, TokenSink
 from headrace.scheduler.state_rows import state_rows_of
 from headrace.scheduler.step_history import StepHistory
+from headrace.scheduler.unready import Unready
 
 log = get_logger(__name__)
-
-MASK_WAIT = 0.002  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Scheduler:
         self._split: SplitInFlight | None = None
         self._groups: dict[str, list[Sequence]] = {}
         self._ended: list[str] = []
-        self._unready: list[Sequence] = []  # they wait for their grammars
+        self._unready = Unready()
         self._arrivals = 0
         self._seeds = random.Random(runner.config.seed)
 
@@ -150,7 +150,7 @@ class Scheduler:
         self._groups[request.request_id] = group
         for sequence in group:
             self.chooser.waiting.push(sequence)
-        self._unready += [sequence for sequence in group if not sequence.mask_is_ready]
+        self._unready.add(group)
         return list(group)
 
     def abort(self, request_id: str, message: str = "aborted by the caller") -> bool:
@@ -192,8 +192,8 @@ class Scheduler:
 
     def _launch(self) -> LaunchedStep | None:
         self._retract_for_test()
-        if self._unready:
-            self._ask_masks()
+        for sequence, ending in self._unready.ask(is_idle=not self.chooser.running):
+            self._finish(sequence, ending)
         self.drop_ended_split()
         if self._split is not None and (finished := self._advance_split(self._split)):
             return finished
@@ -214,17 +214,17 @@ class Scheduler:
         prompts = [share for share in shares if not share.from_row]
         if runner.split_prefill is None or not decoding or not prompts:
             return shares
-        built = self._build(prompts, split=True)
-        if runner.explain(built.batch.facts).value != SplitPrefill.name:
+        batch, work = self._build(prompts, split=True)
+        if runner.explain(batch.facts).value != SplitPrefill.name:
             return shares
         launched = time.perf_counter()
         try:
-            step = self.worker.begin_split(built.batch)
+            step = self.worker.begin_split(batch)
         except BaseException as error:
             self._fail(prompts, error)
             return decoding
         _hold(prompts)
-        self._split = SplitInFlight(built=built, step=step, launched=launched)
+        self._split = SplitInFlight(work=work, step=step, launched=launched)
         return decoding
 
     def _advance_split(self, split: SplitInFlight) -> LaunchedStep | None:
@@ -239,44 +239,25 @@ class Scheduler:
                 result = self.worker.advance_split(split.step, layers)
         except BaseException as error:
             self._drop(split)
-            self._fail(split.built.shares, error)
+            self._fail(split.work.shares, error)
             return None
         if result is None:
             return None
         self._split = None
-        return self._launched(split.built, result, split.launched)
+        return self._launched(split.work, result, split.launched)
 
     def drop_ended_split(self) -> None:
         """A step in parts that nobody waits for any more goes no further. What it has launched is
         done before later steps write to the pages that come free."""
         split = self._split
-        if split and all(share.sequence.state is State.FINISHED for share in split.built.shares):
+        if split and all(share.sequence.state is State.FINISHED for share in split.work.shares):
             self._drop(split)
 
     def _drop(self, split: SplitInFlight) -> None:
         self._split = None
-        for share in split.built.shares:
+        for share in split.work.shares:
             share.sequence.in_flight -= 1
             self._settle(share.sequence)
-
-    def _ask_masks(self) -> None:
-        """See which grammars have come. With nothing else to do, wait a little for one.
-
-        Ranks that share a collective must agree on this: rank 0 has to tell the others.
-        """
-        wait = 0.0 if self.chooser.running else MASK_WAIT
-        for sequence in tuple(self._unready):
-            mask = sequence.host_mask
-            try:
-                if sequence.state is State.FINISHED:
-                    self._unready.remove(sequence)
-                elif mask is None or mask.is_ready(wait):
-                    sequence.mask_is_ready = True
-                    self._unready.remove(sequence)
-            except RequestError as error:
-                self._finish(sequence, Finished("error", message=str(error)))
-                self._unready.remove(sequence)
-            wait = 0.0
 
     def _fail(self, shares: list[Share], error: BaseException) -> None:
         """Whatever a step raises ends its sequences, not the engine; an interrupt goes on."""
@@ -293,19 +274,19 @@ class Scheduler:
         self._tell_step(any(not share.from_row for share in shares))
         with self.spans("step", self.counts["steps"] + 1):
             with self.spans("prepare"):
-                built = self._build(shares)
+                batch, work = self._build(shares)
             launched = time.perf_counter()
             if self._canary is not None:
                 self._canary.before_launch()
-            result = self.worker.forward_batch_generation(built.batch)
+            result = self.worker.forward_batch_generation(batch)
         _hold(shares)
-        return self._launched(built, result, launched)
+        return self._launched(work, result, launched)
 
     def _tell_step(self, is_prefill: bool) -> None:
         if self._before_step is not None:
             self._before_step(is_prefill)
 
-    def _build(self, shares: list[Share], *, split: bool = False) -> BuiltStep:
+    def _build(self, shares: list[Share], *, split: bool = False) -> tuple[ForwardBatch, StepWork]:
         runner, admitted = self.worker.runner, self.chooser.take_admitted()
         if admitted:
             runner.rows.admit([row_start(sequence) for sequence in admitted])
@@ -313,47 +294,41 @@ class Scheduler:
         runner.req_to_token_pool.flush()
         return self._builder.build(shares, split=split)
 
-    def _launched(self, built: BuiltStep, result: StepResult, launched: float) -> LaunchedStep:
+    def _launched(self, work: StepWork, result: StepResult, launched: float) -> LaunchedStep:
         """The record of a step of which all is launched, since `launched`."""
         returned = time.perf_counter()
-        for share in built.shares:
+        for share in work.shares:
             sequence = share.sequence
             sequence.took_path(result.path)
             if share.samples:
                 sequence.pending += 1
                 sequence.sampled_here = True
-        prompt_tokens = sum(share.new_tokens for share in built.shares if not share.from_row)
         self.counts["steps"] += 1
-        self.counts["prompt_tokens"] += prompt_tokens
+        self.counts["prompt_tokens"] += work.prompt_tokens
         return LaunchedStep(
-            shares=built.shares,
-            sampling=built.sampling,
-            prompt_spans=built.prompt_spans,
-            state_parts=built.state_parts,
-            routing=built.routing,
+            work=work,
             result=result,
             number=self.counts["steps"],
-            tokens=built.batch.facts.tokens,
-            prompt_tokens=prompt_tokens,
             launched=launched,
             returned=returned,
         )
 
     def process(self, step: LaunchedStep) -> None:
         """Deal with the results of a launched step: tokens, endings, pages that come free."""
-        for share in step.shares:
+        for share in step.work.shares:
             share.sequence.in_flight -= 1
             share.sequence.pending -= share.samples
         try:
             with self.spans("process", step.number):
                 self._take_results(step)
         except BaseException as error:
-            self._fail(step.shares, error)
+            self._fail(step.work.shares, error)
         finally:
-            for share in step.shares:
+            for share in step.work.shares:
                 self._settle(share.sequence)
 
     def _take_results(self, step: LaunchedStep) -> None:
+        work = step.work
         try:
             with self.spans("wait", step.number):
                 results = step.result.collect()
@@ -361,21 +336,21 @@ class Scheduler:
             self.history.take(step)
         self.worker.runner.observers.take(results.evidence)
         if self._canary is not None:
-            for sequence, message in self._canary.judge(step.shares):
+            for sequence, message in self._canary.judge(work.shares):
                 self._finish(sequence, Finished("error", message=message))
-        take_prompt_logprobs(step, results, self._decode_token)
-        logprobs = sampled_logprobs(step, results, self._decode_token)
-        finite = dict.fromkeys((share.sequence for share in step.shares), True)
-        for place, share in enumerate(step.sampling):
+        take_prompt_logprobs(work, results, self._decode_token)
+        logprobs = sampled_logprobs(work, results, self._decode_token)
+        finite = dict.fromkeys((share.sequence for share in work.shares), True)
+        for place, share in enumerate(work.sampling):
             finite[share.sequence] = results.finite[place]
-        for share in step.shares:
+        for share in work.shares:
             if share.sequence.state is not State.FINISHED and finite[share.sequence]:
                 share.sequence.computed += share.new_tokens
-        for sequence, end in take_states(step.state_parts, results.hidden, finite):
+        for sequence, end in take_states(work.state_parts, results.hidden, finite):
             self._finish(sequence, end)
-        if step.routing:
-            take_routing(step.routing, results.evidence[ROUTED_EXPERTS], finite)
-        for place, share in enumerate(step.sampling):
+        if work.routing:
+            take_routing(work.routing, results.evidence[ROUTED_EXPERTS], finite)
+        for place, share in enumerate(work.sampling):
             sequence = share.sequence
             if sequence.state is State.FINISHED:
                 continue  # it ended while this step was in flight: the token is dropped
@@ -427,10 +402,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every page and row accounted for; raises `IntegrityError` otherwise."""
-        self.keeper.check(self._holding())
-
-    def _holding(self) -> Iterator[Sequence]:
-        return iter(self.chooser.running)
+        self.keeper.check(self.chooser.running)
 
     def _retract_for_test(self) -> None:
         every = self._retract_every

@@ -67,9 +67,9 @@ class StepHistory:
                 seconds,
                 result.path,
                 result.refused,
-                len(step.shares),
-                step.prompt_tokens,
-                step.tokens - step.prompt_tokens,
+                len(step.work.shares),
+                step.work.prompt_tokens,
+                step.work.decode_tokens,
                 result.bucket.tokens,
                 result.bucket.sequences,
             )
