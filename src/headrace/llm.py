@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from headrace.base.errors import RequestError
+from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.batch_explanation import BatchExplanation
 from headrace.engine.engine import Engine
 from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.explanation import Explanation, explanation_of
@@ -20,12 +22,14 @@ from headrace.engine.interrupts import interrupts_held
 from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
 from headrace.engine.progress import Progress
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
-from headrace.engine.rehearsal import BatchExplanation, DryRequest, rehearse
+from headrace.engine.rehearsal import DryRequest, rehearse
 from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.turns import Turns
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
+
+log = get_logger(__name__)
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -268,7 +272,7 @@ class LLM:
             RequestError: nothing was recorded, or it cannot be written.
         """
         with self._turn():
-            return Path(ExpertRecorder(self.engine).dump(os.fspath(folder))["path"])
+            return Path(ExpertRecorder(self.engine).dump(folder)["path"])
 
     # ---- watching
 
@@ -295,9 +299,11 @@ class LLM:
             RequestError: a profile runs already, or what was asked cannot be done.
         """
         if stage is not None:
+            if "stages" in options:
+                raise RequestError("stage and stages were both given", remedy="Give one of them")
             options["stages"] = (stage,)
         with self._turn():
-            return self.engine.profiler.start(os.fspath(folder), steps, **options)
+            return self.engine.profiler.start(folder, steps, **options)
 
     def stop_profile(self) -> dict[str, Any]:
         """End the profile and write its trace; where it is.
@@ -339,15 +345,14 @@ class LLM:
                 llm.generate("The capital of France is")
         """
         with self._turn():
-            self.engine.dumper.start(
-                os.fspath(folder), layers=layers, names=names, steps=steps, eager=eager
-            )
+            engine = self.engine
+            engine.dumper.start(folder, layers=layers, names=names, steps=steps, eager=eager)
         try:
             yield
-        finally:
-            with self._turn():
-                self.engine.settle()
-                self.engine.dumper.stop()
+        except BaseException:
+            self._end_dump(engine, is_heard=False)
+            raise
+        self._end_dump(engine, is_heard=True)
 
     # ---- end
 
@@ -386,6 +391,17 @@ class LLM:
                 yield
         finally:
             self._abort_left()
+
+    def _end_dump(self, engine: Engine, *, is_heard: bool) -> None:
+        """`is_heard`: else somebody raises what matters more than that the dump failed."""
+        try:
+            with self._turn():
+                engine.settle()
+                engine.dumper.stop()
+        except RequestError as error:
+            if is_heard:
+                raise
+            log.error("%s", error)
 
     def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestHandle]:
         """Run requests to their ends."""
