@@ -120,7 +120,8 @@ def begin_step(
     slots = step.out_cache_loc[token]
     _append(report, POSITION * (fed != position), BEFORE, group, new, slots, position, fed)
     marks = position << 32 | ids
-    before = position - token_offsets(step, place, token)  # the length of the history
+    offsets = token_offsets(step, place, token)
+    before = position - offsets  # the length of the history
     start = torch.where(
         before > 0,
         records.chains[_slots(step, place, (before - 1).clamp(min=0))],
@@ -128,7 +129,6 @@ def begin_step(
     )
     hashes = mix64(marks)
     sums = hashes.cumsum(0)
-    offsets = token_offsets(step, place, token)
     first = torch.arange(len(token), device=token.device) - offsets
     earlier = torch.where(first > 0, sums[(first - 1).clamp(min=0)], 0)
     records.marks[slots] = marks

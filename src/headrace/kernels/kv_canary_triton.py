@@ -13,26 +13,28 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels import kv_canary, noise
+from headrace.kernels import kv_canary
 from headrace.kernels.fused_math_triton import next_power
 from headrace.kernels.kv_canary import CanaryRecords, CanaryReport, CanaryStep
+from headrace.kernels.kv_canary_math_triton import (
+    POSITION,
+    add_words,
+    append,
+    mix64,
+    records_found,
+    slots_of,
+)
 from headrace.kernels.support_triton import triton_available
 
 _BLOCK = 64  # positions
 _TILE = 32  # words of a slot at once
 _PROGRAMS = 2048  # of a launch, about: some for every multiprocessor, however few rows there are
 
-_CHAIN = tl.constexpr(kv_canary.CHAIN)
-_POSITION = tl.constexpr(kv_canary.POSITION)
 _TOKEN = tl.constexpr(kv_canary.TOKEN)
 _DATA = tl.constexpr(kv_canary.DATA)
 _BEFORE = tl.constexpr(kv_canary.BEFORE)
 _HEAD = tl.constexpr(kv_canary.HEAD)
-_FIELDS = tl.constexpr(len(kv_canary.FIELDS))
 _LOW_WORD = tl.constexpr(kv_canary.LOW_WORD)
-_GOLDEN = tl.constexpr(noise.GOLDEN)
-_MIX64 = tl.constexpr(noise.MIX64)
-_MIX64_LAST = tl.constexpr(noise.MIX64_LAST)
 
 _UNALIGNED = [
     *("seq_lens", "firsts", "extend_lens", "extend_start", "input_ids", "positions"),
@@ -151,71 +153,6 @@ def _check(lengths: Tensor) -> None:
         )
 
 
-@triton.jit
-def _mix64(word):
-    """int64 -> int64."""
-    word = word.to(tl.uint64, bitcast=True) + _GOLDEN
-    word = (word ^ (word >> _MIX64[0][0])) * _MIX64[0][1]
-    word = (word ^ (word >> _MIX64[1][0])) * _MIX64[1][1]
-    return (word ^ (word >> _MIX64_LAST)).to(tl.int64, bitcast=True)
-
-
-@triton.jit
-def _slots_of(table, position, skipped, there, PAGE: tl.constexpr):
-    """Where the row of the page table at `table` leads; int64, 0 where not `there`."""
-    page = tl.load(table + position // PAGE - skipped, mask=there, other=0).to(tl.int64)
-    return page * PAGE + position % PAGE
-
-
-@triton.jit
-def _records_found(
-    table, position, skipped, there, marks, chains, HISTORY: tl.constexpr, PAGE: tl.constexpr
-):
-    """Kinds of violations of records, what was expected and found, slots and marks."""
-    slot = _slots_of(table, position, skipped, there, PAGE)
-    inner = there & (position > 0)
-    before = _slots_of(table, position - 1, skipped, inner, PAGE)
-    mark = tl.load(marks + slot, mask=there, other=0)
-    chain = tl.load(chains + slot, mask=there, other=0)
-    right = tl.load(chains + before, mask=inner, other=HISTORY) + _mix64(mark)
-    at = mark >> 32
-    wrong_place, wrong_chain = there & (at != position), there & (chain != right)
-    kinds = wrong_place.to(tl.int32) * _POSITION + wrong_chain.to(tl.int32) * _CHAIN
-    expected = tl.where(wrong_place, position.to(tl.int64), right)
-    return kinds, expected, tl.where(wrong_place, at, chain), slot, mark
-
-
-@triton.jit
-def _append(
-    ring,
-    count,
-    kinds,
-    stage,
-    place,
-    position,
-    slot,
-    expected,
-    found,
-    CAPACITY: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One line of the ring for every lane that has a kind."""
-    bad = kinds != 0
-    if tl.max(bad.to(tl.int32), 0) > 0:
-        nothing = tl.zeros([BLOCK], tl.int32)
-        index = tl.atomic_add(count + nothing, nothing + 1, mask=bad)
-        line, room = ring + index * _FIELDS, bad & (index < CAPACITY)
-        tl.store(line, kinds.to(tl.int64), mask=room)
-        tl.store(line + 1, (nothing + stage).to(tl.int64), mask=room)
-        tl.store(line + 2, (nothing + GROUP).to(tl.int64), mask=room)
-        tl.store(line + 3, (nothing + place).to(tl.int64), mask=room)
-        tl.store(line + 4, position.to(tl.int64), mask=room)
-        tl.store(line + 5, slot, mask=room)
-        tl.store(line + 6, expected, mask=room)
-        tl.store(line + 7, found, mask=room)
-
-
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=_UNALIGNED,
@@ -252,10 +189,10 @@ def _before_kernel(
     lane = tl.arange(0, BLOCK)
     for block in range(first + part * BLOCK, prefix, parts * BLOCK):
         position = block + lane
-        kinds, expected, found, slot, _ = _records_found(
+        kinds, expected, found, slot, _ = records_found(
             table, position, skipped, position < prefix, marks, chains, _HEAD, PAGE
         )
-        _append(
+        append(
             ring,
             count,
             kinds,
@@ -271,7 +208,7 @@ def _before_kernel(
         )
     last = tl.maximum(prefix - 1, 0)
     has_history = (prefix > 0) & (total > 0)
-    end = _slots_of(table, last, skipped, has_history, PAGE)
+    end = slots_of(table, last, skipped, has_history, PAGE)
     running = tl.load(chains + end, mask=has_history, other=_HEAD)
     for block in range(prefix, total, BLOCK):
         position = block + lane
@@ -279,15 +216,15 @@ def _before_kernel(
         token = start + position - prefix
         ids = tl.load(input_ids + token, mask=there, other=0) & _LOW_WORD
         mark = (position.to(tl.int64) << 32) | ids
-        hashes = tl.where(there, _mix64(mark), 0)
+        hashes = tl.where(there, mix64(mark), 0)
         if ((block - prefix) // BLOCK) % parts == part:
             slot = tl.load(out_cache_loc + token, mask=there, other=0)
             tl.store(marks + slot, mark, mask=there)
             tl.store(chains + slot, running + tl.cumsum(hashes, 0), mask=there)
             fed = tl.load(positions + token, mask=there, other=0)
-            kinds = (there & (fed != position)).to(tl.int32) * _POSITION
+            kinds = (there & (fed != position)).to(tl.int32) * POSITION
             expected = position.to(tl.int64)
-            _append(
+            append(
                 ring,
                 count,
                 kinds,
@@ -358,7 +295,7 @@ def _after_kernel(
         position = block + lane
         there = position < total
         fresh = there & (position >= prefix)
-        kinds, expected, found, slot, mark = _records_found(
+        kinds, expected, found, slot, mark = records_found(
             table, position, skipped, there, marks, chains, _HEAD, PAGE
         )
         token = start + position - prefix
@@ -372,7 +309,7 @@ def _after_kernel(
         tl.store(inputs + inputs_stride + token, fed.to(tl.int32), mask=fresh)
         if prints is not None:
             sums = tl.zeros([BLOCK, LAYER_TILE, WORD_TILE], tl.int64)
-            sums = _add_words(
+            sums = add_words(
                 sums,
                 keys,
                 slot,
@@ -386,7 +323,7 @@ def _after_kernel(
                 LAYER_TILE,
                 WORD_TILE,
             )
-            sums = _add_words(
+            sums = add_words(
                 sums,
                 values,
                 slot,
@@ -411,7 +348,7 @@ def _after_kernel(
         at_end = there & (position == total - 1)
         chain = tl.load(chains + slot, mask=at_end, other=0)
         tl.store(ends + place + lane * 0, chain, mask=at_end)
-        _append(
+        append(
             ring,
             count,
             kinds,
@@ -425,34 +362,3 @@ def _after_kernel(
             GROUP,
             BLOCK,
         )
-
-
-@triton.jit
-def _add_words(
-    sums,
-    words,
-    slot,
-    there,
-    layers,
-    slots,
-    SALT: tl.constexpr,
-    LAYERS: tl.constexpr,
-    WORDS: tl.constexpr,
-    READ: tl.constexpr,
-    LAYER_TILE: tl.constexpr,
-    WORD_TILE: tl.constexpr,
-):
-    """`sums` [BLOCK, LAYER_TILE, WORD_TILE] and the words of the slots times their factors."""
-    begin = slot[:, None, None] * WORDS
-    for first_layer in range(0, LAYERS, LAYER_TILE):
-        member = first_layer + tl.arange(0, LAYER_TILE)
-        layer = tl.load(layers + member, mask=member < LAYERS, other=0).to(tl.int64)
-        plane = (layer * slots * WORDS)[None, :, None]
-        exists = there[:, None, None] & (member < LAYERS)[None, :, None]
-        for first_word in range(0, READ, WORD_TILE):
-            word = (first_word + tl.arange(0, WORD_TILE))[None, None, :]
-            found = tl.load(words + plane + begin + word, mask=exists & (word < READ), other=0)
-            name = (member.to(tl.int64) << 32)[None, :, None] | (word.to(tl.int64) << 1) | SALT
-            factor = _mix64(name) | 1
-            sums += found.to(tl.int64) * factor
-    return sums
