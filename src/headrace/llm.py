@@ -2,18 +2,27 @@
 
 import difflib
 import os
-import reprlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, overload
 
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.batch_arguments import (
+    Message,
+    Prompts,
+    check_single,
+    for_each,
+    listed_conversations,
+    listed_messages,
+    listed_prompts,
+    one_each,
+)
 from headrace.engine.batch_explanation import BatchExplanation
 from headrace.engine.engine import Engine
 from headrace.engine.expert_distribution import ExpertRecorder
@@ -31,13 +40,7 @@ from headrace.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
-Message = Mapping[str, Any]
-Option = TypeVar("Option", SamplingParams, PoolingParams)
-
-_PROMPTS = (str, list, tuple)  # a part of one of these kinds is a prompt, not a token
-_MESSAGES = "Give a list of messages, dicts with role and content"
 
 
 class LLM:
@@ -93,14 +96,10 @@ class LLM:
             RequestError: (a ValueError) a prompt or an option is invalid; names the prompt's index.
                 Nothing ran.
         """
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         params = self._params(sampling_params, len(listed))
-        prepared = []
-        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
-            with _naming(index):
-                prepared.append(self.engine.prepare(prompt, each))
-        handles = self._run(_with_grammars(prepared), use_tqdm)
-        return [handle.output() for handle in handles]
+        prepared = for_each(self.engine.prepare, listed, params)
+        return [handle.output() for handle in self._run(prepared, use_tqdm)]
 
     def embed(
         self,
@@ -119,13 +118,10 @@ class LLM:
             RequestError: (a ValueError) a prompt or an option is invalid; names the prompt's index.
                 Nothing ran.
         """
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         asked = PoolingParams() if pooling_params is None else pooling_params
-        params = _one_each("pooling_params", asked, PoolingParams, len(listed))
-        prepared = []
-        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
-            with _naming(index):
-                prepared.append(self.engine.prepare_embedding(prompt, each))
+        params = one_each("pooling_params", asked, PoolingParams, len(listed))
+        prepared = for_each(self.engine.prepare_embedding, listed, params)
         return [handle.embedding_output() for handle in self._run(prepared, use_tqdm)]
 
     def stream(
@@ -136,11 +132,7 @@ class LLM:
         The request is checked now and starts with the first piece. Leaving the iteration early
         aborts it. Hidden states, where they are asked, come with the last piece.
         """
-        if isinstance(prompt, list | tuple) and any(isinstance(part, _PROMPTS) for part in prompt):
-            raise RequestError(
-                f"stream takes one prompt, a text or token ids; this is {reprlib.repr(prompt)}",
-                remedy="Give several to generate",
-            )
+        check_single(prompt)
         (params,) = self._params(sampling_params, 1)
         prepared = self.engine.prepare(prompt, params)
         prepared.wait()
@@ -164,14 +156,10 @@ class LLM:
             RequestError: the model has no chat template, or it refuses the messages; names the
                 conversation's index. Nothing ran.
         """
-        batch = _conversations(messages)
+        batch = listed_conversations(messages)
         params = self._params(sampling_params, len(batch))
-        prepared = []
-        for index, (conversation, each) in enumerate(zip(batch, params, strict=True)):
-            with _naming(index):
-                prepared.append(self._prepare_chat(conversation, each, template))
-        handles = self._run(_with_grammars(prepared), use_tqdm)
-        return [handle.output() for handle in handles]
+        prepared = for_each(partial(self._prepare_chat, template), batch, params)
+        return [handle.output() for handle in self._run(prepared, use_tqdm)]
 
     def stream_chat(
         self,
@@ -181,7 +169,7 @@ class LLM:
     ) -> Generator[Piece, None, None]:
         """Answer one conversation, piece by piece; see `stream`."""
         (params,) = self._params(sampling_params, 1)
-        prepared = self._prepare_chat(messages, params, template)
+        prepared = self._prepare_chat(template, messages, params)
         prepared.wait()
         return self._stream(prepared)
 
@@ -223,15 +211,11 @@ class LLM:
         engine = self.engine
         if prompts is None:
             return explanation_of(engine.settled, engine.worker.runner)
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         if not listed:
             raise RequestError("No prompt was given", remedy="Give those of a call of generate")
         params = self._params(sampling_params, len(listed))
-        requests = []
-        for index, (prompt, each) in enumerate(zip(listed, params, strict=True)):
-            with _naming(index):
-                requests.append(DryRequest.of(engine, prompt, each))
-        return rehearse(engine, requests)
+        return rehearse(engine, for_each(partial(DryRequest.of, engine), listed, params))
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start (steps by path and reason, tokens, endings) and memory now."""
@@ -405,6 +389,7 @@ class LLM:
 
     def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestHandle]:
         """Run requests to their ends."""
+        for_each(PreparedRequest.wait, prepared)  # for grammars, compiled side by side until now
         handles: list[RequestHandle] = []
         try:
             with interrupts_held(), self._turn():
@@ -461,84 +446,19 @@ class LLM:
                 self._turns.give_back()
 
     def _prepare_chat(
-        self, messages: Sequence[Message], params: SamplingParams, template: Mapping[str, Any]
+        self, template: Mapping[str, Any], messages: Sequence[Message], params: SamplingParams
     ) -> PreparedRequest:
         tokenizer = self.get_tokenizer()
-        conversation: list[Message] = _as_list("messages", messages, _MESSAGES)
-        text = tokenizer.apply_chat_template(conversation, **template)
+        text = tokenizer.apply_chat_template(listed_messages(messages), **template)
         ids = tokenizer.encode(text, add_special_tokens=False)
         return self.engine.prepare(ids, params, text=text, default_max_tokens=None)
 
     def _params(self, params: Params | None, count: int) -> list[SamplingParams]:
         asked = self.engine.default_params if params is None else params
-        return _one_each("sampling_params", asked, SamplingParams, count)
-
-
-def _one_each(name: str, params: Any, kind: type[Option], count: int) -> list[Option]:
-    """The options of each of `count` prompts."""
-    if isinstance(params, kind):
-        return [params] * count
-    if not isinstance(params, list | tuple):
-        raise RequestError(
-            f"{name} is {reprlib.repr(params)}",
-            remedy=f"Give a {kind.__name__}, or a list with one per prompt",
-        )
-    if len(params) != count:
-        raise RequestError(
-            f"{count} prompts came with {len(params)} {name.replace('_', ' ')}",
-            remedy="Give one for all, or one per prompt",
-        )
-    for index, each in enumerate(params):
-        if not isinstance(each, kind):
-            raise RequestError(
-                f"Prompt {index}: its {name.replace('_', ' ')} are {reprlib.repr(each)}",
-                remedy=f"Give a {kind.__name__}",
-            )
-    return list(params)
-
-
-def _with_grammars(prepared: list[PreparedRequest]) -> list[PreparedRequest]:
-    """The same once their grammars, compiled side by side, have turned out to be grammars."""
-    for index, each in enumerate(prepared):
-        with _naming(index):
-            each.wait()
-    return prepared
+        return one_each("sampling_params", asked, SamplingParams, count)
 
 
 def _with_guess(name: str, known: Iterable[str]) -> str:
     """`pagesize (page_size?)`"""
     close = difflib.get_close_matches(name, known, n=1)
     return f"{name} ({close[0]}?)" if close else name
-
-
-def _listed(prompts: Prompts) -> list[Prompt]:
-    """The prompts of a call; one prompt alone becomes a list of itself."""
-    if isinstance(prompts, str):
-        return [prompts]
-    listed: list[Any] = _as_list("prompts", prompts, "Give a text, a list of token ids, or a list")
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
-
-
-def _conversations(messages: Any) -> list[Sequence[Message]]:
-    listed = _as_list("messages", messages, _MESSAGES)
-    return [listed] if listed and isinstance(listed[0], Mapping) else listed
-
-
-def _as_list(name: str, value: Any, remedy: str) -> list[Any]:
-    if not isinstance(value, str | bytes | bytearray | Mapping | set | frozenset):
-        try:
-            return list(value)
-        except TypeError:
-            pass  # told below
-    raise RequestError(f"{name} is {reprlib.repr(value)}", remedy=remedy)
-
-
-@contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Let an error say which prompt it is about."""
-    try:
-        yield
-    except RequestError as error:
-        raise RequestError(
-            f"Prompt {index}: {error.what}", why=error.why, remedy=error.remedy
-        ) from error

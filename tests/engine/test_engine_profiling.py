@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from tiny_engine import make_engine, run_all
+from torch.profiler import profile
 
 from headrace import LLM
 from headrace.base.errors import RequestError
@@ -160,10 +162,20 @@ def test_what_cannot_be_profiled_is_refused(engine: Engine, tmp_path: Path) -> N
     profiler, folder = engine.profiler, str(tmp_path / "none")
     for options, says in (
         ({"steps": 0}, "steps is 0"),
-        ({"stages": ["both"]}, "stage is 'both'. Use prefill or decode"),
+        ({"steps": "3"}, "steps is '3'. Give a number from 1 on"),
+        ({"steps": True}, "steps is True"),
+        ({"start_step": -1}, "start_step is -1. Give a number from 0 on"),
+        ({"stages": ["both"]}, "stages has 'both'. Give a list of some of prefill, decode"),
+        ({"stages": "decode"}, "stages is 'decode'. Give a list"),
+        ({"stages": [["decode"]]}, r"stages has \['decode'\]"),
         ({"stages": ["prefill", "decode"]}, "needs a number of steps"),
-        ({"activities": ["MEM"]}, "Use some of CPU, GPU, CUDA_PROFILER"),
+        ({"activities": ["MEM"]}, "Give a list of some of CPU, GPU, CUDA_PROFILER"),
         ({"activities": []}, "Use some of"),
+        ({"activities": 5}, "activities is 5"),
+        ({"with_stack": "yes"}, "with_stack is 'yes'. Allowed: True or False"),
+        ({"record_shapes": 1}, "record_shapes is 1"),
+        ({"prefix": "../x"}, r"prefix is '\.\./x'. Give up to 100 characters of a file's name"),
+        ({"prefix": 3}, "prefix is 3"),
         ({"activities": ["CPU", "GPU"]}, "There is no GPU here"),
     ):
         with pytest.raises(RequestError, match=says):
@@ -177,6 +189,56 @@ def test_what_cannot_be_profiled_is_refused(engine: Engine, tmp_path: Path) -> N
     assert not Path(started["path"]).exists()  # no empty file is left
     profiler.start(folder, steps=1)  # and the next may begin
     assert profiler.stop()["paths"]
+
+
+def test_two_profiles_of_one_process_do_not_meet(
+    engine: Engine, llama_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch has one at a time, and dies where two are ended."""
+    other = make_engine(llama_folder)
+    started = engine.profiler.start(str(tmp_path))
+    run(engine)
+    with pytest.raises(RequestError, match=r"cannot begin\. Another of torch runs in this process"):
+        other.profiler.start(str(tmp_path))
+    later = other.profiler.start(str(tmp_path), stages=["decode"])  # its time has not come
+    run(other)  # ends as if nobody had asked
+    assert "cannot begin" in caplog.text
+    assert not Path(later["path"]).exists()
+    with pytest.raises(RequestError, match="No profile runs"):
+        other.profiler.stop()
+    assert steps(engine.profiler.stop()["path"])[:2] == ["extend:", "decode:"]
+    assert [path.name for path in tmp_path.iterdir()] == [Path(started["path"]).name]
+
+
+def test_a_profile_that_somebody_else_has_ended_is_lost(engine: Engine, tmp_path: Path) -> None:
+    engine.profiler.start(str(tmp_path))
+    with profile():
+        run(engine)
+    with pytest.raises(RequestError, match=r"The profile is lost\. Another of torch"):
+        engine.profiler.stop()
+    assert not list(tmp_path.iterdir())
+    engine.profiler.start(str(tmp_path), steps=1)
+    run(engine)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_cannot_be_written_leaves_no_half_and_ends_no_request(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for options in ({"steps": 2}, {"steps": 1, "stages": ["decode"]}, {}):
+        gone = tmp_path / "gone"
+        engine.profiler.start(str(gone), **options)  # type: ignore[arg-type]
+        shutil.rmtree(gone)
+        gone.touch()  # now it is a file: there is nothing to remove below it either
+        run(engine)
+        if options:
+            assert "cannot be written" in caplog.text
+        else:
+            with pytest.raises(RequestError, match="cannot be written to"):
+                engine.profiler.stop()
+        gone.unlink()
+        caplog.clear()
+    assert "failed_steps" not in engine.stats()
 
 
 def test_the_llm_profiles_a_stage(llama_folder: Path, tmp_path: Path) -> None:
@@ -194,6 +256,10 @@ def test_the_llm_profiles_a_stage(llama_folder: Path, tmp_path: Path) -> None:
             llm.generate([[1]], GREEDY, use_tqdm=False)
             assert steps(llm.stop_profile()["path"])
         assert len(paths) == 3
+        with pytest.raises(RequestError, match="stage and stages were both given"):
+            llm.start_profile(tmp_path, stage="decode", stages=["prefill"])
+        with pytest.raises(RequestError, match="cannot be written to None"):
+            llm.start_profile(None)  # type: ignore[arg-type]
 
 
 def test_spans_cost_little(engine: Engine) -> None:

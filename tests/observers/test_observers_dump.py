@@ -241,13 +241,20 @@ def test_the_llm_dumps_within_a_context(llama_folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"names": ["q"]}, "Use some of k, v, stream, logits"),
-        ({"names": []}, "Use some of"),
+        ({"names": ["q"]}, "Give a list of some of k, v, stream, logits"),
+        ({"names": []}, "Give a list of some of"),
+        ({"names": "kv"}, "names is 'kv'"),
+        ({"names": 3}, "names is 3"),
+        ({"names": [["k"]]}, r"names is \[\['k'\]\]"),
         ({"layers": [2]}, "layers 0 to 1"),
         ({"layers": [-1]}, "layers 0 to 1"),
         ({"layers": []}, "layers 0 to 1"),
         ({"layers": ["0"]}, "layers 0 to 1"),
+        ({"layers": 0}, "layers is 0"),
         ({"steps": 0}, "steps is 0"),
+        ({"steps": "1"}, "steps is '1'"),
+        ({"steps": True}, "steps is True"),
+        ({"eager": "yes"}, "eager is 'yes'. Allowed: True or False"),
     ],
 )
 def test_what_cannot_be_dumped_is_refused(
@@ -255,8 +262,48 @@ def test_what_cannot_be_dumped_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=says):
         engine.dumper.start(str(tmp_path / "a"), **options)
+    assert not (tmp_path / "a").exists()
     with pytest.raises(RequestError, match="No dump runs"):
         engine.dumper.stop()
+
+
+def test_what_was_raised_within_is_what_is_heard(
+    llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("headrace.observers.dump_files.save_file", full)
+    options: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "max_model_len": 64}
+    with LLM(str(llama_folder), **options) as llm:
+
+        def interrupted() -> None:
+            llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), llm.dump(tmp_path / "a"):
+            interrupted()
+        assert "ended after 0 steps. No space left" in caplog.text
+        with pytest.raises(RequestError, match="No space left"), llm.dump(tmp_path / "a"):
+            llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="This LLM is closed"), llm.dump(tmp_path / "b"):
+        pass
+
+
+def test_an_error_of_the_command_line_is_not_hidden_by_a_profile_of_nothing(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--load-format", "dummy", "--device", "cpu", "--max-model-len", "16"]
+    watched = ["--profile", str(tmp_path), "--dump-folder", str(tmp_path / "dump")]
+    ids = ["--prompt-ids", ",".join(["1"] * 20)]
+    assert main(["generate", str(llama_folder), *flags, *ids, *watched]) == 2
+    assert "headrace: error: The prompt has 20 tokens" in capsys.readouterr().err
+    (tmp_path / "dump" / "step-000001.safetensors").touch()
+    assert main(["generate", str(llama_folder), *flags, "--prompt-ids", "1", *watched]) == 2
+    assert "dump holds a dump already" in capsys.readouterr().err
 
 
 def test_folders_that_cannot_be_are_refused(engine: Engine, tmp_path: Path) -> None:

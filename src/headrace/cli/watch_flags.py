@@ -1,10 +1,13 @@
 """Flags that have the steps of a run profiled or dumped."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import RequestError
 from headrace.cli.flags import integers, positive
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def watching(llm: "LLM", arguments: argparse.Namespace) -> Iterator[None]:
     with ExitStack() as stack:
         if arguments.profile is not None:
             llm.start_profile(arguments.profile)
-            stack.callback(llm.stop_profile)
+            stack.push(partial(_stop_profile, llm))
         if arguments.dump_folder is not None:
             stack.enter_context(
                 llm.dump(
@@ -53,3 +56,13 @@ def watching(llm: "LLM", arguments: argparse.Namespace) -> Iterator[None]:
                 )
             )
         yield
+
+
+def _stop_profile(llm: "LLM", _: object, error: BaseException | None, trace: object) -> None:
+    """What was raised within, if anything was, matters more than that no profile came of it."""
+    try:
+        llm.stop_profile()
+    except RequestError as failure:
+        if error is None:
+            raise
+        print(f"headrace: {failure}", file=sys.stderr)

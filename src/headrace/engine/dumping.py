@@ -1,9 +1,11 @@
 """Dumps of the steps to come: what may be asked, and the observer that does it."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.base.errors import RequestError
+from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
 from headrace.observers.dump_files import LOGITS, NAMES, STREAM, K, V
@@ -26,7 +28,7 @@ class StepDumper:
 
     def start(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         *,
         layers: Iterable[int] | None = None,
         names: Iterable[str] = USUAL,
@@ -48,10 +50,14 @@ class StepDumper:
                 cannot be had.
         """
         if self._dumper is not None:
-            raise RequestError(f"A dump runs already, into {self._dumper.folder}")
+            raise RequestError(
+                f"A dump runs already, into {self._dumper.folder}", remedy="End that one first"
+            )
         runner = self._runner
-        if steps is not None and steps < 1:
-            raise RequestError(f"steps is {steps}", remedy="Give a number from 1 on")
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise RequestError(f"steps is {shown(steps)}", remedy="Give a number from 1 on")
+        if not isinstance(eager, bool):
+            raise RequestError(f"eager is {shown(eager)}", remedy="Allowed: True or False")
         wanted = _names(names)
         others = [path.name for path in runner.selector.paths[:-1]]
         if STREAM in wanted and others and not eager:
@@ -60,6 +66,7 @@ class StepDumper:
                 why=f"{', '.join(others)} run what was recorded or compiled, not the model",
                 remedy="Ask for eager too, or leave stream out of names",
             )
+        chosen = _layers(layers, runner.persona.traits.num_layers)
         self._dumper = build_dumper(
             runner.model,
             runner.plan,
@@ -67,7 +74,7 @@ class StepDumper:
             rows=runner.rows,
             tables=runner.page_tables,
             folder=_folder(folder),
-            layers=_layers(layers, runner.persona.traits.num_layers),
+            layers=chosen,
             names=wanted,
             most=steps,
         )
@@ -98,33 +105,31 @@ class StepDumper:
 
 
 def _names(asked: Iterable[str]) -> frozenset[str]:
-    names = list(asked)
-    unknown = [name for name in names if name not in NAMES]
+    names = [] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+    unknown = [name for name in names if not isinstance(name, str) or name not in NAMES]
     if unknown or not names:
-        raise RequestError(f"names is {shown(names)}", remedy=f"Use some of {', '.join(NAMES)}")
+        raise RequestError(
+            f"names is {shown(names or asked)}",
+            remedy=f"Give a list of some of {', '.join(NAMES)}",
+        )
     return frozenset(names)
 
 
 def _layers(asked: Iterable[int] | None, count: int) -> list[int]:
     if asked is None:
         return list(range(count))
-    layers = list(asked)
+    layers = list(asked) if isinstance(asked, Iterable) else []
     if not layers or not all(type(layer) is int and 0 <= layer < count for layer in layers):
         raise RequestError(
-            f"layers is {shown(layers)}", why=f"the model has layers 0 to {count - 1}"
+            f"layers is {shown(layers or asked)}",
+            why=f"the model has layers 0 to {count - 1}",
+            remedy="Give a list of their numbers",
         )
     return sorted(set(layers))
 
 
-def _folder(asked: str) -> Path:
-    try:
-        folder = Path(asked).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        is_taken = any(folder.glob("step-*.safetensors"))
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
-        raise RequestError(
-            f"The dump cannot be written to {shown(asked)}", why=str(error)
-        ) from error
-    if is_taken:
+def _folder(asked: str | os.PathLike[str]) -> Path:
+    folder = made_folder(asked, "The dump")
+    if any(folder.glob("step-*.safetensors")):
         raise RequestError(f"{asked} holds a dump already", remedy="Name another folder")
     return folder

@@ -1,5 +1,6 @@
 """Recordings of how tokens are spread over experts, between the steps of an engine."""
 
+import os
 from typing import Any
 
 from headrace.base.errors import RequestError
@@ -32,7 +33,7 @@ class ExpertRecorder:
         """
         return self._settled().stop()
 
-    def dump(self, folder: str) -> dict[str, Any]:
+    def dump(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """See `ExpertDistribution.dump`.
 
         Raises:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from headrace.base.errors import RequestError
+from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
 from headrace.observers.spans import Spans
@@ -21,6 +23,7 @@ log = get_logger(__name__)
 
 PREFILL, DECODE = STAGES = ("prefill", "decode")
 CPU, GPU, CUDA_PROFILER = ACTIVITIES = ("CPU", "GPU", "CUDA_PROFILER")
+MAX_PREFIX = 100  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class StepProfiler:
 
     def start(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         steps: int | None = None,
         *,
         stages: Iterable[str] = (),
@@ -87,17 +90,20 @@ class StepProfiler:
         Returns: "paths" by stage ("all" where none was named), and "path", the first of them.
 
         Raises:
-            RequestError: a profile runs already, the folder cannot be written, or an argument has
-                no meaning here.
+            RequestError: a profile runs already, here or elsewhere in this process, the folder
+                cannot be written, or an argument has no meaning here.
         """
         if self._asked is not None:
             running = ", ".join(map(str, self._asked.files.values()))
-            raise RequestError(f"A profile runs already, into {running}")
-        if steps is not None and steps < 1:
-            raise RequestError(f"steps is {steps}", remedy="Give a number from 1 on")
-        named = tuple(dict.fromkeys(stages))
-        if unknown := [stage for stage in named if stage not in STAGES]:
-            raise RequestError(f"stage is {shown(unknown[0])}", remedy=f"Use {' or '.join(STAGES)}")
+            raise RequestError(
+                f"A profile runs already, into {running}", remedy="Stop it, or wait for its end"
+            )
+        _check_number("steps", steps, 1)
+        _check_number("start_step", start_step, 0)
+        for name, value in (("with_stack", with_stack), ("record_shapes", record_shapes)):
+            if not isinstance(value, bool):
+                raise RequestError(f"{name} is {shown(value)}", remedy="Allowed: True or False")
+        named = _some("stages", stages, STAGES)
         if len(named) > 1 and steps is None:
             raise RequestError(
                 "A profile of both stages needs a number of steps", remedy="Give steps"
@@ -114,7 +120,11 @@ class StepProfiler:
         )
         self._written = []
         if not named and start_step is None:
-            self._begin(None)
+            try:
+                self._begin(None)
+            except RequestError:
+                self._forget()
+                raise
         paths = {stage or "all": str(path) for stage, path in files.items()}
         return {"path": next(iter(paths.values())), "paths": paths, "steps": steps}
 
@@ -148,7 +158,7 @@ class StepProfiler:
         if asked is not None and self._profile is None and self._next_step() >= asked.first:
             mine = stage if stage in asked.files else None
             if mine in asked.files:
-                self._begin(mine)
+                self._begin_or_forget(mine)
         if self._profile is not None:
             self._taken += 1
 
@@ -168,13 +178,29 @@ class StepProfiler:
 
     # ---- inside
 
+    def _begin_or_forget(self, stage: str | None) -> None:
+        """The step that is about to run has nothing to do with it."""
+        try:
+            self._begin(stage)
+        except RequestError as error:
+            log.error("%s", error)
+            self._forget()
+
     def _begin(self, stage: str | None) -> None:
+        """Raises `RequestError` where somebody else profiles: torch has one at a time for a
+        process, and ends it where another begins."""
         asked = self._asked
         assert asked is not None
         self._stage, self._taken = stage, 0
         if CUDA_PROFILER in asked.activities:
             self._profile = _Capture()
             self._spans.show(torch.cuda.nvtx.range)
+        elif torch_profiler._is_profiler_enabled:
+            raise RequestError(
+                "The profile cannot begin",
+                why="another of torch runs in this process",
+                remedy="End that one first",
+            )
         else:
             known = {CPU: ProfilerActivity.CPU, GPU: ProfilerActivity.CUDA}
             self._profile = profile(
@@ -196,11 +222,17 @@ class StepProfiler:
         assert running is not None
         self._profile = None
         self._spans.show(None)
-        running.stop()
         path = asked.files.pop(self._stage)
+        if isinstance(running, profile) and not torch_profiler._is_profiler_enabled:
+            _remove(path)
+            raise RequestError(
+                "The profile is lost", why="another of torch, in this process, has ended it"
+            )
+        running.stop()
         try:
             running.export_chrome_trace(str(path))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            _remove(path)  # half a trace is none
             raise RequestError(
                 f"The profile cannot be written to {path}", why=str(error)
             ) from error
@@ -219,7 +251,7 @@ class StepProfiler:
         """Nothing is asked any more; files of steps that never came go."""
         if self._asked is not None:
             for path in self._asked.files.values():
-                path.unlink(missing_ok=True)
+                _remove(path)
         self._asked = None
 
 
@@ -249,17 +281,37 @@ class _Capture:
         Path(path).unlink()
 
 
+def _check_number(name: str, value: object, least: int) -> None:
+    """Raises `RequestError` for what is neither `None` nor a whole number from `least` on."""
+    if value is not None and (type(value) is not int or value < least):
+        raise RequestError(f"{name} is {shown(value)}", remedy=f"Give a number from {least} on")
+
+
+def _some(name: str, asked: object, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Each once. Raises `RequestError` for what is no list of known ones."""
+    remedy = f"Give a list of some of {', '.join(known)}"
+    if not isinstance(asked, list | tuple):
+        raise RequestError(f"{name} is {shown(asked)}", remedy=remedy)
+    if unknown := [each for each in asked if not isinstance(each, str) or each not in known]:
+        raise RequestError(f"{name} has {shown(unknown[0])}", remedy=remedy)
+    return tuple(dict.fromkeys(asked))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # its folder has changed meanwhile
+        log.warning("%s cannot be removed: %s", path, error)
+
+
 def _activities(asked: Iterable[str] | None) -> tuple[str, ...]:
     """Raises `RequestError` for what this machine or this version cannot watch."""
     on_gpu = torch.cuda.is_available()
     if asked is None:
         return (CPU, GPU) if on_gpu else (CPU,)
-    named = tuple(dict.fromkeys(asked))
-    unknown = [each for each in named if each not in ACTIVITIES]
-    if unknown or not named:
-        raise RequestError(
-            f"activities is {shown(list(named))}", remedy=f"Use some of {', '.join(ACTIVITIES)}"
-        )
+    named = _some("activities", asked, ACTIVITIES)
+    if not named:
+        raise RequestError("activities is empty", remedy=f"Use some of {', '.join(ACTIVITIES)}")
     if not on_gpu and named != (CPU,):
         raise RequestError(
             f"activities is {', '.join(named)}", why="there is no GPU here", remedy="Use CPU"
@@ -269,16 +321,22 @@ def _activities(asked: Iterable[str] | None) -> tuple[str, ...]:
     return named
 
 
-def _files(folder: str, prefix: str, stages: tuple[str, ...]) -> dict[str | None, Path]:
+def _files(
+    folder: str | os.PathLike[str], prefix: str, stages: tuple[str, ...]
+) -> dict[str | None, Path]:
     """Empty files in the place of the traces, so that what cannot be written shows now."""
+    if not isinstance(prefix, str) or "/" in prefix or "\0" in prefix or len(prefix) > MAX_PREFIX:
+        raise RequestError(
+            f"prefix is {shown(prefix)}",
+            remedy=f"Give up to {MAX_PREFIX} characters of a file's name",
+        )
+    place = made_folder(folder, "The profile")
     name = f"{prefix}headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files: dict[str | None, Path] = {}
     try:
-        place = Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
         for stage in stages or (None,):
             files[stage] = _new_file(place, f"{name}-{stage}" if stage else name)
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
+    except OSError as error:
         raise RequestError(
             f"The profile cannot be written to {shown(folder)}", why=str(error)
         ) from error

@@ -8,14 +8,14 @@ or one of a row that has ended is written to slot 0, and what is written there d
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.base.errors import RequestError
+from headrace.base.folders import made_folder
 from headrace.base.shown import shown
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
@@ -156,7 +156,7 @@ class ExpertDistribution:
         self._counter.counting.zero_()
         return {"mode": self._mode}
 
-    def dump(self, folder: str) -> dict[str, Any]:
+    def dump(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Write what was recorded, and begin anew; see docs/experts.md for the file.
 
         Args:
@@ -169,14 +169,15 @@ class ExpertDistribution:
             raise RequestError("No expert distribution was recorded", remedy="Start it first")
         content = self._content()
         name = f"expert_distribution_recorder_{time.time_ns()}.pt"
+        path = made_folder(folder, "The expert distribution") / name
+        unfinished = path.with_suffix(".part")
         try:
-            path = Path(folder).expanduser() / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
             with unfinished.open("wb") as file:
                 torch.save(content, file)
             os.replace(unfinished, path)
-        except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
+        except (OSError, RuntimeError) as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise RequestError(
                 f"The expert distribution cannot be written to {shown(folder)}", why=str(error)
             ) from error
