@@ -14,7 +14,8 @@ from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.protocols import AttentionLayer
 from headrace.config.hardware import Hardware
-from headrace.config.persona import AttentionTraits, KvGroupTraits
+from headrace.config.persona import AttentionTraits, KvGroupTraits, ModelTraits
+from headrace.config.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,21 @@ class AttentionSetting:
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
+
+    @classmethod
+    def of(
+        cls, plan: Plan, traits: ModelTraits, group: KvGroupTraits, dtype: torch.dtype
+    ) -> "AttentionSetting":
+        """That of a group of the model's layers under a plan."""
+        return cls(
+            group=group,
+            attention=traits.attention,
+            page_size=plan.page_size.value,
+            max_sequences=plan.max_running_requests.value,
+            max_model_len=plan.max_model_len.value,
+            dtype=dtype,
+            device=torch.device(plan.device.value),
+        )
 
 
 class AttentionBackend(ABC):

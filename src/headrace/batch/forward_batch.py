@@ -94,3 +94,7 @@ class ForwardBatch:
     @property
     def num_sequences(self) -> int:
         return self.facts.sequences
+
+    def sequence_names(self) -> list[str]:
+        """Of each sequence; of its row where nobody has named it."""
+        return self.names() or [f"row {row}" for row in self.bounds.rows]

@@ -140,7 +140,7 @@ class Dumper:
             bucket=(bucket.tokens, bucket.sequences, bucket.variant),
             backend=self.backends[batch.mode is ForwardMode.DECODE],
             mode=batch.mode.name,
-            sequences=tuple(batch.names() or (f"row {row}" for row in batch.bounds.rows)),
+            sequences=tuple(batch.sequence_names()),
             rows=tuple(batch.bounds.rows),
         )
 

@@ -109,7 +109,7 @@ class NumericCanary:
                 path=run.path,
                 bucket=run.bucket,
                 backend=self.backends[batch.mode is ForwardMode.DECODE],
-                names=batch.names() or [f"row {row}" for row in batch.bounds.rows],
+                names=batch.sequence_names(),
                 bounds=batch.bounds,
             )
         )

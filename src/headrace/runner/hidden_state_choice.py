@@ -8,7 +8,9 @@ from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
 
 
-def layers(config: EngineConfig, traits: ModelTraits) -> Decision[tuple[int, ...]]:
+def choose_hidden_state_layers(
+    config: EngineConfig, traits: ModelTraits
+) -> Decision[tuple[int, ...]]:
     """Ascending, 0 the embedding; without the state after the last norm, which is there anyway."""
     all_asked = {layer % (traits.num_layers + 1) for layer in config.hidden_state_layers}
     kept = tuple(sorted(all_asked - {traits.num_layers}))
@@ -19,7 +21,9 @@ def layers(config: EngineConfig, traits: ModelTraits) -> Decision[tuple[int, ...
     return Decision(name="hidden_state_layers", value=kept, reason=reason, asked=asked)
 
 
-def conflicts(config: EngineConfig, traits: ModelTraits, hardware: Hardware) -> Iterator[str]:
+def hidden_state_conflicts(
+    config: EngineConfig, traits: ModelTraits, hardware: Hardware
+) -> Iterator[str]:
     """Why the layers asked for cannot be kept."""
     asked, last = config.hidden_state_layers, traits.num_layers
     if not all(-last - 1 <= layer <= last for layer in asked):

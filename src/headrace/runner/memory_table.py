@@ -27,8 +27,8 @@ from headrace.runner.expert_choice import OFF
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Driver context and library workspaces of one process on a GPU: an estimate for devices not seen.
 GPU_CONTEXT_BYTES = 768 * 2**20
-# Rows hold 6 int64/int32 and 6 float32 scalars, 3 flags and the stop ids besides the vocabulary.
 CANARY_TOKENS = 1024  # of a step that the numeric canary runs twice: its copies of KV need room
+# Rows hold 6 int64/int32 and 6 float32 scalars, 3 flags and the stop ids besides the vocabulary.
 _ROW_SCALAR_BYTES = 64 + 8 * MAX_ROW_STOP_IDS
 
 NORMS_OF_LAYER = {"gemma3": 4}  # 2 for the families that are not named

@@ -47,15 +47,10 @@ from headrace.models.decoder import CausalDecoder
 from headrace.models.registry import build_model
 from headrace.observers.kv_canary import KvCanary
 from headrace.observers.spans import Spans
-from headrace.observers.step_observer import ForwardRun, Observers
+from headrace.observers.step_observer import Evidence, ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
 from headrace.runner.kv_canary_choice import build_kv_canary
-from headrace.runner.observing import (
-    ExpertWatch,
-    build_observers,
-    build_taps,
-    watch_experts,
-)
+from headrace.runner.observing import ExpertWatch, build_observers, build_taps, watch_experts
 from headrace.sampling.sampler import Sampler
 
 log = get_logger(__name__)
@@ -244,15 +239,7 @@ class ModelRunner:
                 group.name: build_attention_backend(
                     plan.prefill_attention.value,
                     plan.decode_attention.value,
-                    AttentionSetting(
-                        group=group,
-                        attention=traits.attention,
-                        page_size=plan.page_size.value,
-                        max_sequences=plan.max_running_requests.value,
-                        max_model_len=plan.max_model_len.value,
-                        dtype=self.dtype,
-                        device=self.device,
-                    ),
+                    AttentionSetting.of(plan, traits, group, self.dtype),
                     deterministic=plan.deterministic.value,
                 )
                 for group in traits.kv_groups
@@ -341,13 +328,7 @@ class ModelRunner:
         run = ForwardRun(batch=batch, path=choice.path.name, bucket=choice.bucket)
         with self.observers.around(run) as evidence, self.spans("forward", run):
             logits_output = evidence.attach(self._forward_raw(batch, choice, pp_proxy_tensors))
-        return ModelRunnerOutput(
-            logits_output=logits_output,
-            path=run.path,
-            bucket=run.bucket,
-            refused=choice.refused,
-            evidence=evidence.tensors,
-        )
+        return _output(logits_output, choice, evidence)
 
     def _forward_raw(
         self, batch: ForwardBatch, choice: Choice, pp_proxy_tensors: PPProxyTensors | None
@@ -383,15 +364,7 @@ class ModelRunner:
             )
             if output is not None:
                 evidence.attach(output)
-        if output is None:
-            return None
-        return ModelRunnerOutput(
-            logits_output=output,
-            path=run.path,
-            bucket=run.bucket,
-            refused=choice.refused,
-            evidence=evidence.tensors,
-        )
+        return None if output is None else _output(output, choice, evidence)
 
     @torch.inference_mode()
     def prepare_in_idle(self) -> bool:
@@ -437,6 +410,18 @@ class ModelRunner:
     def explain(self, facts: BatchFacts) -> Decision[str]:
         """Which path such a batch would take, and why better ones would not."""
         return self.selector.explain(facts)
+
+
+def _output(
+    logits_output: LogitsProcessorOutput | PPProxyTensors, choice: Choice, evidence: Evidence
+) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        logits_output=logits_output,
+        path=choice.path.name,
+        bucket=choice.bucket,
+        refused=choice.refused,
+        evidence=evidence.tensors,
+    )
 
 
 def _new_tokens(batch: ForwardBatch) -> torch.Tensor:

@@ -12,7 +12,7 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits, Persona
 from headrace.config.plan import Plan
-from headrace.runner import attention_choice, choices, hidden_state_choice
+from headrace.runner import attention_choice, choices
 from headrace.runner.choices import CheckpointFacts
 from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
 from headrace.runner.deterministic_choice import choose_deterministic, deterministic_conflicts
@@ -20,6 +20,10 @@ from headrace.runner.expert_choice import (
     choose_expert_distribution,
     choose_routed_experts,
     expert_conflicts,
+)
+from headrace.runner.hidden_state_choice import (
+    choose_hidden_state_layers,
+    hidden_state_conflicts,
 )
 from headrace.runner.kv_canary_choice import (
     choose_kv_canary,
@@ -86,7 +90,7 @@ def resolve(
         decode_graph=choices.decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
-        hidden_state_layers=hidden_state_choice.layers(config, traits),
+        hidden_state_layers=choose_hidden_state_layers(config, traits),
         prefill_graph=choose_prefill_graph(config, hardware, traits),
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         routed_experts=choose_routed_experts(config),
@@ -116,7 +120,7 @@ def _conflicts(
     """Why asks cannot be honoured, each with its remedy."""
     yield from _device_conflicts(config, hardware)
     yield from _capture_conflicts(config, hardware)
-    yield from hidden_state_choice.conflicts(config, traits, hardware)
+    yield from hidden_state_conflicts(config, traits, hardware)
     yield from kv_canary_conflicts(config, hardware)
     yield from _dtype_conflicts(config, traits, hardware, dtype)
     yield from _length_conflicts(config, traits)

@@ -171,16 +171,6 @@ def _native_backends(
 ) -> dict[str, AttentionBackend]:
     """torch_native for each KV group: it takes any shape."""
     return {
-        group.name: TorchNativeBackend(
-            AttentionSetting(
-                group=group,
-                attention=traits.attention,
-                page_size=plan.page_size.value,
-                max_sequences=plan.max_running_requests.value,
-                max_model_len=plan.max_model_len.value,
-                dtype=dtype,
-                device=torch.device(plan.device.value),
-            )
-        )
+        group.name: TorchNativeBackend(AttentionSetting.of(plan, traits, group, dtype))
         for group in traits.kv_groups
     }
