@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from headrace.engine.engine import Engine
-from headrace.testing.comparison import ComparedSequence, Tolerance
+from headrace.engine.outputs import RequestOutput
+from headrace.testing.comparison import ComparedSequence, Tolerance, place_error
 from headrace.testing.kv_watch import WatchedStep, kv_of, watched_steps
 from headrace.testing.reference import REQUEST, Reference, Scored
 from headrace.testing.workload import Wave
@@ -23,6 +24,8 @@ KeysValues = tuple[Tensor, Tensor]
 # Errors of a key or value relative to the size of its layer's (root mean squares).
 FLOORS = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 FACTOR = 3.0  # times what plain eager's keys and values of a layer are off by
+ALL_AGREE = "keys and values of all layers agree"
+BEHIND = "it differs after them: attention or MLP of the last layer, last norm or head"
 ALONE = 0.1  # share of the other's error below which keys or values count as wrong alone
 
 
@@ -40,7 +43,8 @@ class DeepFinding:
     """Where a sequence left the reference.
 
     Attributes:
-        sequence: which. step: the first after which something was wrong; "" where nothing was.
+        sequence: which. step: the first after which something was wrong, or that made the first
+            wrong token; "" where neither was seen.
         layer, position: of the first wrong key or value; `None` where all agree.
         what: "K", "V" or "K and V". error: relative to the layer's own size. bound: of the error.
         meaning: what must have gone wrong. layers: errors after that step, or after the last one.
@@ -58,7 +62,8 @@ class DeepFinding:
 
     def __str__(self) -> str:
         if self.layer is None:
-            return f"{self.sequence}: {self.meaning}"
+            step = self.step and f", {self.step}"
+            return f"{self.sequence}{step}: {self.meaning}"
         return (
             f"{self.sequence}, {self.step}: {self.what} of layer {self.layer}, position "
             f"{self.position}, rms error {self.error:.2g} ({self.bound:.2g} allowed): "
@@ -118,6 +123,9 @@ class FirstWrong:
         self._engine, self._wanted = engine, wanted
         self.bounds = torch.tensor(bounds, dtype=torch.float64)
         self._before: WatchedStep | None = None
+        self._normed_keys = engine.settled.persona.traits.attention.qk_norm
+        self.table = ""  # what a page table said that the host did not
+        self.steps: dict[int, WatchedStep] = {}  # the first that brought the sequence to a length
         self.layers: LayerErrors | None = None
         self.step: WatchedStep | None = None
         self.layer = self.position = -1
@@ -127,6 +135,8 @@ class FirstWrong:
     def take(self, step: WatchedStep) -> None:
         if self.step is not None:
             return
+        self.steps.setdefault(step.length, step)
+        self.table = self.table or step.table
         errors = self._errors(step)  # [L, 2, n]
         self.layers = LayerErrors(
             keys=tuple(errors[:, 0].amax(1).tolist()),
@@ -163,10 +173,14 @@ class FirstWrong:
         return "V" if key <= ALONE * value else "K and V"
 
     def _meaning(self, step: WatchedStep) -> str:
+        if self.table:
+            return f"the page table is wrong: {self.table}"
         if self.position < step.start:
             return self._meaning_of_old(step)
         if self.what == "K":
             return "keys alone: the position, the rotation or the norm of keys"
+        if self.what == "V" and self._normed_keys:  # which forget the size of what they come from
+            return "values alone: their projection, their slot, or the size of its input: a norm"
         if self.what == "V":
             return "values alone: their projection or where they were written"
         if self.layer == 0:
@@ -178,18 +192,29 @@ class FirstWrong:
         place = self.position // self._engine.scheduler.keeper.page_size
         before = self._before
         if before is None or before.length <= self.position:
-            return "it was there before the step: the prefix cache gave a wrong page, or too many"
+            return f"it was there before the step: {self._meaning_of_cached()}"
         if before.pages[place] == step.pages[place]:
             return "it was right after the step before: something else has written over it"
         return "it was right on another page: what was put in its place after a retraction is not"
+
+    def _meaning_of_cached(self) -> str:
+        if self.layer == 0:
+            return "the prefix cache gave a wrong page, or too many, or was filled wrongly"
+        # The page is the right one, since the layers before are right.
+        return f"layer {self.layer - 1} went wrong when the prefix cache was filled"
 
 
 def finding_of(first: FirstWrong, compared: ComparedSequence, tolerance: Tolerance) -> DeepFinding:
     """What was found, in words; where keys and values all agree, what is left."""
     if first.step is None:
+        place, left = _left(compared, tolerance)
+        step = None if place is None else first.steps.get(compared.prompt_tokens + place)
+        if first.table:
+            left = f"the page table is wrong: {first.table}"
         return DeepFinding(
             sequence=compared.name,
-            meaning=f"keys and values of all layers agree; {_left(compared, tolerance)}",
+            step="" if step is None else str(step),
+            meaning=f"{ALL_AGREE}; {left}",
             layers=first.layers,
         )
     return DeepFinding(
@@ -205,10 +230,43 @@ def finding_of(first: FirstWrong, compared: ComparedSequence, tolerance: Toleran
     )
 
 
-def _left(compared: ComparedSequence, tolerance: Tolerance) -> str:
-    """What can be wrong behind the last keys and values."""
-    if not compared.differences:
-        return f"it {compared.problem}"
-    if compared.largest <= tolerance.logprob:
-        return "logprobs agree too: what differs is sampling (penalties, filters, noise, seed)"
-    return "it differs after them: attention or MLP of the last layer, last norm or head"
+def _left(compared: ComparedSequence, tolerance: Tolerance) -> tuple[int | None, str]:
+    """The first wrong place of the output, and what can be wrong behind the last keys and values.
+
+    The token at a place is made by the step that brings the sequence to that length.
+    """
+    differences = enumerate(compared.differences)
+    place = next((at for at, each in differences if not each <= tolerance.logprob), None)
+    if place is not None:
+        return place, BEHIND
+    if compared.differences and compared.other is not None:
+        sampling = "what differs is sampling (penalties, filters, noise, seed)"
+        return compared.other.place, f"logprobs agree too: {sampling}"
+    return None, f"it fails otherwise: {compared.problem or 'many places are a little off'}"
+
+
+def behind_the_layers(
+    ours: RequestOutput, scored: Scored, last: int, *, tolerance: Tolerance, bound: float
+) -> str:
+    """Whether the first place that is off has a right state before the head; "" where none is off.
+
+    Args:
+        ours, scored: with states, along the same tokens. last: number of the last layer.
+        bound: of the error of a state.
+    """
+    output = ours.outputs[0]
+    assert output.logprobs is not None, "every request asks for them"
+    assert output.hidden_states is not None, "they were asked"
+    assert scored.states is not None, "they were asked"
+    errors = errors_of(output.hidden_states.states[:, -1].to(scored.states), scored.states)
+    for entries, theirs, error in zip(output.logprobs, scored.logprobs, errors, strict=True):
+        found = {token: entry.logprob for token, entry in entries.items()}
+        if place_error(found, theirs).difference <= tolerance.logprob:
+            continue
+        if error <= bound:
+            return f"{ALL_AGREE}, and so do the states behind them: the head, or the row it takes"
+        return (
+            f"{ALL_AGREE}, the state behind layer {last} does not (rms error {error:.2g}, "
+            f"{bound:.2g} allowed): attention or MLP of layer {last}, or the last norm"
+        )
+    return ""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import takewhile
 
 from headrace.engine.engine import Engine
@@ -12,12 +13,20 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.testing.bits import Output, difference
 from headrace.testing.combinations import Configuration
 from headrace.testing.comparison import ComparedSequence, Decode, Tally, Tolerance
-from headrace.testing.deep import DeepFinding, FirstWrong, finding_of, written_along
+from headrace.testing.deep import (
+    BEHIND,
+    DeepFinding,
+    FirstWrong,
+    behind_the_layers,
+    finding_of,
+    written_along,
+)
 from headrace.testing.kv_watch import watched_steps
 from headrace.testing.reference import Reference, Scored
 from headrace.testing.verify_report import Result
 from headrace.testing.workload import Wave
 
+EXAMINED = 3  # runs: retraction counts all steps, so that it comes elsewhere in the next one
 FORCED_KEPT = 128  # sequences that the reference was forced along
 
 
@@ -128,18 +137,40 @@ class Judge:
         # One that ended early is held as far as it went.
         along = tokens + self.own(wave, index).picks[len(tokens) :]
         wanted, _ = written_along(self._reference, wave, index, along)
-        first = FirstWrong(engine, wanted, layer_bounds)
-        salt = f"{wave.name} again"
-        watch = watched_steps(engine, request_id(salt, index), first.take)
-        outputs, _ = run_wave(engine, wave, configuration, salt=salt, watch=watch)
-        again = outputs[index].outputs[0].token_ids
-        same = len(wave.prompts[index]) + _shared(tokens, again)
-        if again != tokens and not 0 <= first.position < same:
-            return DeepFinding(
-                sequence=compared.name,
-                meaning="other tokens when it ran again: the fault comes and goes",
-            )
-        return finding_of(first, compared, self.tolerance)
+        for attempt in range(EXAMINED):
+            first = FirstWrong(engine, wanted, layer_bounds)
+            salt = f"{wave.name} again {attempt}"
+            watch = watched_steps(engine, request_id(salt, index), first.take)
+            outputs, _ = run_wave(engine, wave, configuration, salt=salt, watch=watch)
+            again = outputs[index].outputs[0].token_ids
+            same = len(wave.prompts[index]) + _shared(tokens, again)
+            if again == tokens or 0 <= first.position < same:
+                found = finding_of(first, compared, self.tolerance)
+                if not found.meaning.endswith(BEHIND):
+                    return found
+                behind = self._behind(engine, configuration, wave, index, max(layer_bounds))
+                return replace(found, meaning=behind or found.meaning)
+        return DeepFinding(
+            sequence=compared.name,
+            meaning=f"other tokens when it ran again, {EXAMINED} times: the fault comes and goes",
+        )
+
+    def _behind(
+        self, engine: Engine, configuration: Configuration, wave: Wave, index: int, bound: float
+    ) -> str:
+        """What a run that brings the states before the head says, "" where it is right."""
+        asked = replace(wave.params[index], return_hidden_states=True)
+        params = [asked if at == index else each for at, each in enumerate(wave.params)]
+        outputs, _ = run_wave(
+            engine, replace(wave, params=params), configuration, salt=f"{wave.name} states"
+        )
+        ours = outputs[index]
+        output = ours.outputs[0]
+        if output.finish_reason != "length":
+            return ""
+        scored = self._reference.score(wave.prompts[index], asked, forced=output.token_ids)
+        last = engine.settled.persona.traits.num_layers - 1
+        return behind_the_layers(ours, scored, last, tolerance=self.tolerance, bound=bound)
 
 
 def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:

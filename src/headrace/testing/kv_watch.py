@@ -26,6 +26,7 @@ class WatchedStep:
         tokens, sequences: of the whole step. path: which it took.
         start: length of the sequence before it. length: after it.
         pages: of the sequence, as the host has them.
+        table: where a page table on the device says otherwise; "" where it does not.
     """
 
     number: int
@@ -36,6 +37,7 @@ class WatchedStep:
     start: int
     length: int
     pages: tuple[int, ...]
+    table: str = ""
 
     def __str__(self) -> str:
         step = f"step {self.number} ({self.kind.lower()}, {self.path}, "
@@ -69,6 +71,7 @@ def watched_steps(
                 start=bounds.prefix_lens[place],
                 length=bounds.seq_lens[place],
                 pages=tuple(sequence.pages),
+                table=_other_pages(engine, sequence, bounds.seq_lens[place]),
             )
         )
 
@@ -96,6 +99,17 @@ def watched_steps(
 def _scheduled(engine: Engine, request_id: str) -> Sequence | None:
     running = engine.scheduler.chooser.running
     return next((each for each in running if each.request.request_id == request_id), None)
+
+
+def _other_pages(engine: Engine, sequence: Sequence, length: int) -> str:
+    """The first place up to a length where a page table differs from what the host has staged."""
+    pages = sequence.pages[: -(-length // engine.scheduler.keeper.page_size)]
+    for group, table in engine.worker.runner.page_tables.items():
+        found = table[sequence.row, : len(pages)].tolist()
+        for place, (ours, theirs) in enumerate(zip(found, pages, strict=True)):
+            if ours != theirs:
+                return f"place {place} of {group} holds page {ours} and not {theirs}"
+    return ""
 
 
 @torch.inference_mode()

@@ -36,12 +36,14 @@ class Scored:
         excused: the token that was forced instead is one that a change of the logits within the
             tolerance makes the reference choose.
         prompt_logprobs: an entry per prompt token, `None` when not asked.
+        states: [n, H] behind the last norm, of which the tokens were made; `None` when not asked.
     """
 
     logprobs: list[Tensor] = field(default_factory=list)
     picks: list[int] = field(default_factory=list)
     excused: list[bool] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    states: Tensor | None = None
 
 
 class ForcingSampler(Sampler):
@@ -146,6 +148,8 @@ class Reference:
         sampled = len(output.outputs[0].token_ids)
         assert len(sampler.scored.picks) == sampled, "somebody else sampled"
         sampler.scored.prompt_logprobs = output.prompt_logprobs
+        if output.hidden_states is not None:
+            sampler.scored.states = output.hidden_states.states[:, -1]
         return sampler.scored
 
     def close(self) -> None:

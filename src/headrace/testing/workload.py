@@ -75,7 +75,8 @@ class Wave:
 def prompts_of(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     """Prompts from different places of a text, read in a circle; the three longest share a prefix.
 
-    The longest come first: the last ones then start while others run, which retraction needs.
+    The longest come first: the last ones then start while others run, which retraction needs. It
+    takes the latest again and again, so that one, the third in length, should have several pages.
 
     Args:
         ids: tokens of the text.
@@ -88,7 +89,8 @@ def prompts_of(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     for prompt in prompts[-3:-1]:
         shared = min(SHARED, len(prompt))
         prompt[:shared] = prompts[-1][:shared]
-    return prompts[::-1]
+    latest = prompts.pop(-3) if len(prompts) > 2 else prompts.pop(0)
+    return [*prompts[::-1], latest]
 
 
 def random_ids(vocab_size: int, count: int, seed: int) -> list[int]:
