@@ -46,6 +46,30 @@ def test_refused_by_default_and_left_out_when_asked(
     assert len([each for each in caplog.records if f"with {name}," in each.message]) == 1
 
 
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/messages", {"mcp_servers": [{"type": "url"}]}),
+        ("/v1/messages", {"n": 2}),
+        ("/v1/responses", {"stop": "x"}),
+        ("/v1/responses", {"audio": {"format": "wav"}}),
+        ("/v1/responses", {"text": {"verbosity": "low"}}),
+    ],
+)
+def test_the_other_forms_of_a_chat_leave_out_the_same(
+    lenient: TestClient, http: TestClient, engine: FakeEngine, route, field
+) -> None:
+    form = {"input": "Hello"} if route == "/v1/responses" else {"messages": MESSAGES}
+    body = {**form, "max_tokens": 9} if route == "/v1/messages" else form
+    refusal = http.post(route, json=body | field)
+    assert refusal.status_code == 400
+    assert "is not supported" in refusal.json()["error"]["message"]
+    assert not engine.submits
+    answer = lenient.post(route, json=body | field | {"temperature": 0.5})
+    assert answer.status_code == 200, answer.text
+    assert (engine.params.temperature, engine.params.n, engine.params.stop) == (0.5, 1, ())
+
+
 def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:
     body = {"prompt": "Hel", "suffix": "x", "logit_bias": {"5": 2, "foo": 1}, "max_tokens": 0}
     lenient.post(COMPLETIONS, json=body)

@@ -134,6 +134,15 @@ def test_options_are_those_of_a_chat(http, engine) -> None:
     params = engine.params
     assert (params.temperature, params.top_p, params.top_k) == (0.25, 0.5, 9)
     assert (params.stop, params.max_tokens) == (("x",), 7)
+    assert params.structured is None
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    message(http, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert engine.params.structured is not None
+
+
+def test_tokens_of_a_whole_request_can_be_counted(http) -> None:
+    body = {"messages": HELLO, "max_tokens": 5, "temperature": 0.5, "stream": True}
+    assert http.post(f"{ROUTE}/count_tokens", json=body).status_code == 200
 
 
 def test_a_conversation_with_tools_becomes_the_models_prompt(http, engine) -> None:
@@ -195,7 +204,13 @@ def test_tokens_are_counted_as_a_message_counts_them(http, says) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"max_tokens": 0}, "max_completion_tokens is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"stop_sequences": [""]}, "stop_sequences is ['']"),
+        ({"n": 2}, "/v1/chat/completions has it"),
+        ({"mcp_servers": [{"type": "url"}]}, "tools are called by the client"),
+        ({"output_config": {"format": {"type": "odd"}}}, "odd"),
+        ({"output_config": {"format": 5}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
         ({"messages": [{"role": "system", "content": "x"}]}, "Allowed: user, assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text blocks"),

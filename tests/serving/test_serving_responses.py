@@ -123,8 +123,14 @@ def test_how_it_ended(http, says, ending, status: str, why: str | None) -> None:
     answer = http.post(ROUTE, json={"input": "Hello"}).json()
     assert answer["status"] == status
     assert answer["incomplete_details"] == (None if why is None else {"reason": why})
+    assert [item["status"] for item in answer["output"]] == [status]
     stream = http.post(ROUTE, json={"input": "Hello", "stream": True}).text
-    assert f"event: response.{status}\n" in stream
+    told = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    assert told[-1]["type"] == f"response.{status}"
+    (done,) = (each for each in told if each["type"] == "response.output_item.done")
+    (item,) = told[-1]["response"]["output"]
+    assert done["item"] == item
+    assert item["status"] == status
 
 
 def test_nothing_is_stored_and_the_answer_says_so(http) -> None:
@@ -191,8 +197,11 @@ def test_items_become_the_models_prompt(http, engine) -> None:
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"tool_choice": "required"}, "needs tools"),
         ({"text": {"format": {"type": "odd"}}}, "odd"),
-        ({"text": {"format": 5}}, "response_format"),
-        ({"max_output_tokens": 0}, "max_completion_tokens is 0"),
+        ({"text": {"format": 5}}, "text.format"),
+        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
+        ({"stop": "x"}, "/v1/chat/completions has it"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": []}}, "reasoning.effort"),
         ({"prompt": {"id": "x"}}, "prompt is not supported"),
     ],
 )

@@ -86,6 +86,7 @@ def test_texts_are_compared_by_their_embeddings(http, llm: LLM) -> None:
         ({"query": "a", "items": ["b"], "label_token_ids": [1], "text_1": "c"}, "text_1"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
         ({"text_1": "a", "text_2": ["c"] * 2000}, "2001 texts"),
+        ({"query": [[1]], "items": ["b"], "label_token_ids": [1]}, "query.str: "),
         ({"text_1": "a", "text_2": "b" * 200}, "The prompt has 200 tokens"),
     ],
 )
@@ -93,3 +94,13 @@ def test_what_cannot_be_scored_is_refused(http, body: dict[str, Any], told: str)
     answer = http.post("/v1/score", json=body)
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("query", "item"), [("a" * 20_000, "b"), ([1] * 20_000, [2])])
+def test_a_small_body_does_not_make_large_prompts(http, query: Any, item: Any) -> None:
+    """Each item would hold the query again: 20 million characters or ids of a body of 60 KB."""
+    body = {"query": query, "items": [item] * 1000, "label_token_ids": [1]}
+    answer = http.post("/v1/score", json=body)
+    assert answer.status_code == 413
+    assert "20,001,000 characters or ids" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "items"

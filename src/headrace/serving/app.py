@@ -62,7 +62,9 @@ def _answer_errors(app: FastAPI) -> None:
         return from_headrace(error).response()
 
     async def faults(_: Request, error: Any) -> Response:
-        return from_faults(error.errors()).response()
+        # The framework puts before the field where it stands: body, query, path.
+        found = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
+        return from_faults(found).response()
 
     async def http_error(request: Request, error: Any) -> Response:
         return _from_http(request, error).response()

@@ -4,7 +4,8 @@ Messages are bounded: what somebody sent never comes back at length, and no path
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -117,8 +118,30 @@ def from_prompt(error: HeadraceError, place: int | None, param: str | None = Non
     return answer
 
 
+@contextmanager
+def with_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors that come out of it name the fields as the sender knows them.
+
+    Args:
+        names: of fields inside -> those of the sender.
+    """
+    try:
+        yield
+    except (ApiError, HeadraceError) as error:
+        answer = error if isinstance(error, ApiError) else from_headrace(error)
+        detail = answer.body.error
+        inside = detail.param or ""
+        if inside in names:
+            detail.param = names[inside]
+            detail.message = _bounded(detail.message.replace(inside, names[inside], 1))
+        raise answer from error
+
+
 def from_faults(faults: Sequence[Any]) -> ApiError:
-    """400 for what a request model found: the first few faults, each in a short sentence."""
+    """400 for what a request model found: the first few faults, each in a short sentence.
+
+    Their places begin with a field.
+    """
     if faults and faults[0].get("type") == "json_invalid":
         return _not_json(faults[0])
     told, first = [], None
@@ -141,9 +164,8 @@ def _not_json(fault: Mapping[str, Any]) -> ApiError:
 
 
 def _place(location: Sequence[Any]) -> str | None:
-    """messages.0.role of ("body", "messages", 0, "role")"""
-    parts = [str(part) for part in location if part not in ("body", "query", "path")]
-    return ".".join(parts)[:80] or None
+    """messages.0.role of ("messages", 0, "role")"""
+    return ".".join(map(str, location))[:80] or None
 
 
 def _field_named(what: str) -> str | None:

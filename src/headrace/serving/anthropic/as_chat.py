@@ -14,19 +14,26 @@ from headrace.serving.openai.refused_fields import check_extra_fields
 
 Fields = dict[str, Any]
 
+# Of chats -> of messages, for what is told of them.
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+}
+_OF_CHATS = ChatRequest.model_fields.keys() - MessageRequest.model_fields.keys()
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def as_chat(body: CountRequest, seen: set[str]) -> ChatRequest:
+def as_chat(body: CountRequest, seen: set[str], *, refuses: bool = True) -> ChatRequest:
     """The same in OpenAI's terms.
 
     Args:
-        seen: unknown fields that were warned about; see `check_extra_fields`.
+        seen, refuses: see `check_extra_fields`.
 
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen)
+    check_extra_fields(body, seen, of_chats=_OF_CHATS, refuses=refuses)
     messages = [each for turn in body.messages for each in _messages(turn)]
     if body.system is not None:
         messages.insert(0, {"role": "system", "content": _text(body.system, "system")})
@@ -39,6 +46,7 @@ def as_chat(body: CountRequest, seen: set[str]) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "response_format": _format((body.output_config or {}).get("format")),
         }
     try:
         return ChatRequest.model_validate(fields)
@@ -129,6 +137,14 @@ def _tool(tool: Mapping[str, Any]) -> Fields:
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
+
+
+def _format(asked: object) -> object:
+    """A schema has no name here, and OpenAI's form must have one."""
+    if isinstance(asked, Mapping) and asked.get("type") == "json_schema":
+        described = {"name": "output", "schema": asked.get("schema"), "strict": True}
+        return {"type": "json_schema", "json_schema": described}
+    return asked
 
 
 def _thinking(asked: Mapping[str, Any] | None) -> Fields:

@@ -46,7 +46,8 @@ class MessageReply:
 
     def __init__(self, plan: ChatPlan, generation: Generation, model: str) -> None:
         self._generation, self._model = generation, model
-        self._interpreter, self._blocks = plan.interpreter(), Blocks()
+        self._interpreter = plan.interpreter()
+        self._blocks = Blocks(self._interpreter)
         self._reason: str | None = None
         self._stop: str | None = None
 
@@ -68,12 +69,10 @@ class MessageReply:
         yield _event("message_stop")
 
     def _steps(self, delta: Delta) -> Iterator[Step]:
+        yield from self._blocks.read(delta)
         ending = delta.finished
-        piece = self._interpreter.read(delta.text, delta.token_ids, is_last=ending is not None)
-        yield from self._blocks.add(piece)
         if ending is None:
             return
-        yield from self._blocks.close()
         reason = self._interpreter.finish_reason(ending.reason)
         self._reason = _REASONS.get(reason, _ABORTED)
         if reason == "stop" and isinstance(ending.stop_reason, str):

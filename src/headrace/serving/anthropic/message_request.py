@@ -27,6 +27,7 @@ class CountRequest(BaseModel):
     tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 class MessageRequest(CountRequest):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.serving.openai.interpreter import MessagePiece, ToolCallPiece
+from headrace.request.messages import Delta
+from headrace.serving.openai.interpreter import OutputInterpreter, ToolCallPiece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,31 +28,30 @@ Step = tuple[Literal["open", "add", "close"], Block, str]  # the last is what wa
 
 
 class Blocks:
-    """Puts the pieces of one choice into blocks, of which one at a time is open.
+    """Puts what an interpreter reads of one choice into blocks, of which one at a time is open.
 
     White space between blocks belongs to none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interpreter: OutputInterpreter) -> None:
+        self._interpreter = interpreter
         self.all: list[Block] = []
         self._is_open = False
         self._space = ""
         self._calls: dict[int, Block] = {}
 
-    def add(self, piece: MessagePiece) -> Iterator[Step]:
-        """What a piece changes."""
+    def read(self, delta: Delta) -> Iterator[Step]:
+        """What a delta changes; with the last one the last block ends."""
+        is_last = delta.finished is not None
+        piece = self._interpreter.read(delta.text, delta.token_ids, is_last=is_last)
         if piece.reasoning:
             yield from self._write("reasoning", piece.reasoning)
         if piece.content:
             yield from self._write("text", piece.content)
         for call in piece.tool_calls:
             yield from self._call(call)
-
-    def close(self) -> Iterator[Step]:
-        """The end of the last block, if one is open."""
-        if self._is_open:
-            self._is_open = False
-            yield "close", self.all[-1], ""
+        if is_last:
+            yield from self._close()
 
     def _write(self, kind: Literal["reasoning", "text"], text: str) -> Iterator[Step]:
         if not self._is_open or self.all[-1].kind != kind:
@@ -76,7 +76,12 @@ class Blocks:
             yield "add", block, piece.arguments
 
     def _open(self, block: Block) -> Iterator[Step]:
-        yield from self.close()
+        yield from self._close()
         self.all.append(block)
         self._is_open = True
         yield "open", block, ""
+
+    def _close(self) -> Iterator[Step]:
+        if self._is_open:
+            self._is_open = False
+            yield "close", self.all[-1], ""

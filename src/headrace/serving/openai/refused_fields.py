@@ -5,6 +5,8 @@ taken and has no effect; what nobody here has heard of is taken too, as OpenAI's
 compatible servers, with a warning in the log.
 """
 
+from collections.abc import Collection
+
 from pydantic import BaseModel
 
 from headrace.base.log import get_logger
@@ -14,12 +16,14 @@ from headrace.serving.errors import invalid
 log = get_logger(__name__)
 
 _NOT_HERE = "this version does not have it"
+_OF_CHATS = "/v1/chat/completions has it"
 _TEXT_ONLY = "this model reads and writes text only"
 
 REFUSED = {
     "audio": _TEXT_ONLY,
     "bootstrap_host": _NOT_HERE,
     "bootstrap_room": _NOT_HERE,
+    "container": "code is not run here",
     "chat_template": "templates of requests are not run; the operator names one with the model",
     "custom_logit_processor": "code of requests is not run",
     "custom_params": "code of requests is not run",
@@ -30,8 +34,10 @@ REFUSED = {
     "input_embeds": _NOT_HERE,
     "length_penalty": "it belongs to beam search, which this version does not have",
     "lora_path": _NOT_HERE,
+    "mcp_servers": "tools are called by the client",
     "mm_processor_kwargs": _TEXT_ONLY,
     "modalities": _TEXT_ONLY,
+    "output_format": "send it as output_config.format",
     "prediction": _NOT_HERE,
     "prompt_embeds": _NOT_HERE,
     "reasoning_effort": "it belongs to chat",
@@ -71,11 +77,19 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-def check_extra_fields(body: BaseModel, seen: set[str]) -> None:
+def check_extra_fields(
+    body: BaseModel,
+    seen: set[str],
+    *,
+    of_chats: Collection[str] = (),
+    refuses: bool = True,
+) -> None:
     """Refuse or warn of the fields that the request model does not have.
 
     Args:
         seen: unknown names that were warned about already; grows, up to a bound.
+        of_chats: names that another route has.
+        refuses: else there is only the warning.
 
     Raises:
         ApiError: 400 for a field that would change the answer.
@@ -83,7 +97,8 @@ def check_extra_fields(body: BaseModel, seen: set[str]) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in WITHOUT_EFFECT:
             continue
-        if name not in REFUSED:
+        why = REFUSED.get(name, _OF_CHATS if name in of_chats else None)
+        if why is None or not refuses:
             if name not in seen and len(seen) < 1000:
                 seen.add(name)
                 log.warning(
@@ -92,4 +107,4 @@ def check_extra_fields(body: BaseModel, seen: set[str]) -> None:
             continue
         asks_nothing = value is None or value is False or value in ([], {}, "")
         if not asks_nothing and value not in NEUTRAL.get(name, ()):
-            raise invalid(f"{name} is not supported: {REFUSED[name]}", name)
+            raise invalid(f"{name} is not supported: {why}", name)

@@ -7,7 +7,7 @@ from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.errors import ApiError, from_prompt, invalid
 from headrace.serving.openai.completion_request import Prompt
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.score_request import ScoreRequest
@@ -52,6 +52,7 @@ async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> Score
     query, items, labels = body.query, body.items or (), body.label_token_ids or ()
     if not labels:
         raise invalid("label_token_ids is empty", "label_token_ids")
+    _check_size(service, query or "", items)
     prompts: list[Prompt] = []
     for item in items:
         first, second = (item, query) if body.item_first else (query, item)
@@ -61,6 +62,27 @@ async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> Score
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=labels)
     submits = await _submits(service, body, name, prompts, params=params)
     return ScorePlan(submits=submits, labels=labels)
+
+
+def _check_size(service: Service, query: Prompt, items: Sequence[Prompt]) -> None:
+    """Bound the prompts before they are made: each holds the query again, so that a small body
+    could ask for any amount of memory."""
+    _check_count(service, items)
+    most, size = service.config.max_body_bytes, len(query) * len(items) + sum(map(len, items))
+    if size > most:
+        raise ApiError(
+            413,
+            f"The query and the items make prompts of {size:,} characters or ids together; at most "
+            f"{most:,} go, the option max_body_bytes. Send fewer items in one request",
+            param="items",
+            code="body_too_large",
+        )
+
+
+def _check_count(service: Service, prompts: Sequence[Prompt]) -> None:
+    most = service.config.max_prompts
+    if len(prompts) > most:
+        raise invalid(f"{len(prompts)} texts are more than {most}, which go together")
 
 
 async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
@@ -87,9 +109,7 @@ async def _submits(
     params: SamplingParams | None = None,
     pooling: PoolingParams | None = None,
 ) -> list[Submit]:
-    most = service.config.max_prompts
-    if len(prompts) > most:
-        raise invalid(f"{len(prompts)} texts are more than {most}, which go together")
+    _check_count(service, prompts)
     special, submits = body.add_special_tokens is not False, []
     for place, prompt in enumerate(prompts):
         text = prompt if isinstance(prompt, str) else None

@@ -14,21 +14,34 @@ from headrace.serving.responses.response_request import ResponseRequest
 
 Fields = dict[str, Any]
 
+# Of chats -> of responses, for what is told of them.
+NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+_OF_CHATS = (
+    ChatRequest.model_fields.keys()
+    - ResponseRequest.model_fields.keys()
+    - {"stream_options"}  # it has others here, none of which changes an answer
+)
 _NOT_STORED = "nothing is stored here; send the whole conversation as input"
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def as_chat(body: ResponseRequest, seen: set[str]) -> ChatRequest:
+def as_chat(body: ResponseRequest, seen: set[str], *, refuses: bool = True) -> ChatRequest:
     """The same in the terms of chats.
 
     Args:
-        seen: unknown fields that were warned about; see `check_extra_fields`.
+        seen, refuses: see `check_extra_fields`.
 
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen)
+    check_extra_fields(body, seen, of_chats=_OF_CHATS, refuses=refuses)
     _check_what_is_not_here(body)
+    if refuses and (body.text or {}).get("verbosity") is not None:
+        raise invalid("text.verbosity is not supported: this version does not have it", "text")
     fields: Fields = {
         "messages": as_messages(body.instructions, body.input),
         "max_completion_tokens": body.max_output_tokens,
@@ -60,6 +73,9 @@ def _check_what_is_not_here(body: ResponseRequest) -> None:
         raise invalid("background is not supported: " + _NOT_STORED, "background")
     if body.truncation not in (None, "disabled"):
         raise invalid("truncation is not supported: prompts are never truncated", "truncation")
+    effort = (body.reasoning or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise invalid(f"reasoning.effort is {shown(effort)}. Allowed: a text", "reasoning.effort")
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise invalid("logprobs are not supported here; chat completions have them", "include")
 

@@ -1,5 +1,6 @@
 """Replies of /v1/responses, whole and streamed, from the deltas of a generation."""
 
+import json
 import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -34,7 +35,8 @@ class ResponseReply:
     ) -> None:
         self._body, self._plan = body, plan
         self._generation, self._model = generation, model
-        self._interpreter, self._blocks = plan.interpreter(), Blocks()
+        self._interpreter = plan.interpreter()
+        self._blocks = Blocks(self._interpreter)
         self._created = int(time.time())
         self._events = 0
         self._status: str = "in_progress"
@@ -53,7 +55,9 @@ class ResponseReply:
         yield self._event("response.in_progress", response=self._response())
         async for _, delta in self._generation.deltas():
             for step in self._steps(delta):
-                for name, fields in _events_of(self._id(step[1]), step):
+                block = step[1]
+                status = self._block_status(block)
+                for name, fields in _events_of(self._id(block), step, status):
                     yield self._event(name, **fields)
         yield self._event(f"response.{self._status}", response=self._response())
 
@@ -64,14 +68,17 @@ class ResponseReply:
         return self._event("response.failed", response={**self._response(), "error": told})
 
     def _steps(self, delta: Delta) -> Iterator[Step]:
-        ending = delta.finished
-        piece = self._interpreter.read(delta.text, delta.token_ids, is_last=ending is not None)
-        yield from self._blocks.add(piece)
-        if ending is None:
-            return
-        yield from self._blocks.close()
-        reason = self._interpreter.finish_reason(ending.reason)
-        self._status, self._why = _ENDINGS.get(reason, _CUT if reason == "length" else _ABORTED)
+        steps, ending = list(self._blocks.read(delta)), delta.finished
+        if ending is not None:  # known before the last block is told of
+            reason = self._interpreter.finish_reason(ending.reason)
+            cut = _CUT if reason == "length" else _ABORTED
+            self._status, self._why = _ENDINGS.get(reason, cut)
+        yield from steps
+
+    def _block_status(self, block: Block) -> str:
+        """A response that is cut off ends in an item that is."""
+        is_cut = self._status == "incomplete" and block is self._blocks.all[-1]
+        return "incomplete" if is_cut and not _is_whole_call(block) else "completed"
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         number, self._events = self._events, self._events + 1
@@ -84,7 +91,9 @@ class ResponseReply:
     def _response(self) -> Fields:
         body, params = self._body, self._plan.submit.params
         is_over = self._status != "in_progress"
-        items = [_item(self._id(block), block, "completed") for block in self._blocks.all]
+        items = [
+            _item(self._id(block), block, self._block_status(block)) for block in self._blocks.all
+        ]
         return {
             "id": self._generation.record.id,
             "object": "response",
@@ -124,9 +133,16 @@ class ResponseReply:
         }
 
 
+def _is_whole_call(block: Block) -> bool:
+    try:
+        return block.kind == "call" and isinstance(json.loads(block.text), dict)
+    except ValueError:
+        return False
+
+
 def _item(name: str, block: Block, status: str) -> Fields:
     """A block as an item; without its text while it is in progress."""
-    text = block.text if status == "completed" else ""
+    text = "" if status == "in_progress" else block.text
     if block.kind == "call":
         call = {"call_id": block.call_id, "name": block.name, "arguments": text}
         return {"id": name, "type": "function_call", "status": status, **call}
@@ -143,8 +159,12 @@ def _part(block: Block, text: str) -> Fields:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _events_of(name: str, step: Step) -> Iterator[tuple[str, Fields]]:
-    """Names and fields of the events that tell one step of a block."""
+def _events_of(name: str, step: Step, status: str) -> Iterator[tuple[str, Fields]]:
+    """Names and fields of the events that tell one step of a block.
+
+    Args:
+        status: of the block, should this be its end.
+    """
     kind, block, added = step
     is_call = block.kind == "call"
     place: Fields = {"output_index": block.index}
@@ -161,4 +181,4 @@ def _events_of(name: str, step: Step) -> Iterator[tuple[str, Fields]]:
         yield f"{_DELTAS[block.kind]}.done", {**inside, **whole, **more}
         if not is_call:
             yield "response.content_part.done", {**inside, "part": _part(block, block.text)}
-        yield "response.output_item.done", {**place, "item": _item(name, block, "completed")}
+        yield "response.output_item.done", {**place, "item": _item(name, block, status)}

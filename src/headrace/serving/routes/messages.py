@@ -7,12 +7,14 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from headrace.serving.answer import Answer, json_response
-from headrace.serving.anthropic.as_chat import as_chat
+from headrace.serving.anthropic.as_chat import NAMES, as_chat
 from headrace.serving.anthropic.message_reply import MessageAnswer, MessageReply, failure_event
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest
 from headrace.serving.body_route import BodyRoute
+from headrace.serving.errors import with_names
 from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import chat_prompt, plan_chat
+from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import encode
 from headrace.serving.service import Service, service_of
@@ -29,7 +31,12 @@ async def create_message(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"msg_{uuid.uuid4().hex}"
-    plan = await plan_chat(service, as_chat(body, service.unknown_fields), name)
+    refuses = service.config.refuse_unsupported
+    with with_names(NAMES):
+        chat = as_chat(body, service.unknown_fields, refuses=refuses)
+        if not refuses:
+            leave_out_unsupported(chat, service.unknown_fields)
+        plan = await plan_chat(service, chat, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
     return Answer(
@@ -47,6 +54,7 @@ async def count_tokens(
 ) -> Response:
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
-    text = await chat_prompt(service, as_chat(body, service.unknown_fields))
+    refuses = service.config.refuse_unsupported
+    text = await chat_prompt(service, as_chat(body, service.unknown_fields, refuses=refuses))
     ids = await encode(service, text, add_special_tokens=False, must_fit=False)
     return json_response({"input_tokens": len(ids)})

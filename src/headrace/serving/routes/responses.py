@@ -8,12 +8,13 @@ from starlette.responses import Response
 
 from headrace.serving.answer import Answer
 from headrace.serving.body_route import BodyRoute
+from headrace.serving.errors import with_names
 from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import plan_chat
 from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import tokenizer_of
-from headrace.serving.responses.as_chat import as_chat
+from headrace.serving.responses.as_chat import NAMES, as_chat
 from headrace.serving.responses.response_reply import ResponseReply
 from headrace.serving.responses.response_request import ResponseRequest
 from headrace.serving.service import Service, service_of
@@ -30,11 +31,13 @@ async def create_response(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"resp_{uuid.uuid4().hex}"
-    chat = as_chat(body, service.unknown_fields)
-    if not service.config.refuse_unsupported:
-        known = tokenizer_of(service).template_variables
-        leave_out_unsupported(chat, service.unknown_fields, known)
-    plan = await plan_chat(service, chat, name)
+    refuses = service.config.refuse_unsupported
+    with with_names(NAMES):
+        chat = as_chat(body, service.unknown_fields, refuses=refuses)
+        if not refuses:
+            known = tokenizer_of(service).template_variables
+            leave_out_unsupported(chat, service.unknown_fields, known)
+        plan = await plan_chat(service, chat, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
     reply = ResponseReply(body, plan, generation, model)
