@@ -210,6 +210,8 @@ class LLM:
         """
         engine = self.engine
         if prompts is None:
+            if sampling_params is not None:
+                raise RequestError("sampling_params came without prompts", remedy="Give both")
             return explanation_of(engine.settled, engine.worker.runner)
         listed = listed_prompts(prompts)
         if not listed:

@@ -1,0 +1,95 @@
+"""What a caller gives for many prompts at once, as lists with one entry for each.
+
+All of it raises `RequestError` for what cannot be meant.
+"""
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar
+
+from headrace.base.errors import RequestError
+from headrace.engine.prompts import Prompt
+from headrace.request.pooling_params import PoolingParams
+from headrace.request.sampling_params import SamplingParams
+
+Prompts = Prompt | Sequence[Prompt]
+Message = Mapping[str, Any]
+Made = TypeVar("Made")
+Option = TypeVar("Option", SamplingParams, PoolingParams)
+
+_PROMPTS = (str, list, tuple)  # a part of one of these kinds is a prompt, not a token
+_MESSAGES = "Give a list of messages, dicts with role and content"
+
+
+def for_each(make: Callable[..., Made], *columns: Iterable[Any]) -> list[Made]:
+    """`make` of every prompt and what belongs to it; an error says which prompt it is about."""
+    made = []
+    for index, line in enumerate(zip(*columns, strict=True)):
+        try:
+            made.append(make(*line))
+        except RequestError as error:
+            raise RequestError(
+                f"Prompt {index}: {error.what}", why=error.why, remedy=error.remedy
+            ) from error
+    return made
+
+
+def check_single(prompt: Prompt) -> None:
+    """Refuse several prompts."""
+    if isinstance(prompt, list | tuple) and any(isinstance(part, _PROMPTS) for part in prompt):
+        raise RequestError(
+            f"stream takes one prompt, a text or token ids; this is {reprlib.repr(prompt)}",
+            remedy="Give several to generate",
+        )
+
+
+def listed_prompts(prompts: Prompts) -> list[Prompt]:
+    """The prompts of a call; one prompt alone becomes a list of itself."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = _as_list("prompts", prompts, "Give a text, a list of token ids, or a list")
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def listed_messages(messages: Any) -> list[Message]:
+    """The messages of one conversation."""
+    return _as_list("messages", messages, _MESSAGES)
+
+
+def listed_conversations(messages: Any) -> list[Sequence[Message]]:
+    """The conversations of a call; one alone becomes a list of itself."""
+    listed = _as_list("messages", messages, _MESSAGES)
+    return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def _as_list(name: str, value: Any, remedy: str) -> list[Any]:
+    if not isinstance(value, str | bytes | bytearray | Mapping | set | frozenset):
+        try:
+            return list(value)
+        except TypeError:
+            pass  # told below
+    raise RequestError(f"{name} is {reprlib.repr(value)}", remedy=remedy)
+
+
+def one_each(name: str, params: Any, kind: type[Option], count: int) -> list[Option]:
+    """The options of each of `count` prompts."""
+    if isinstance(params, kind):
+        return [params] * count
+    if not isinstance(params, list | tuple):
+        raise RequestError(
+            f"{name} is {reprlib.repr(params)}",
+            remedy=f"Give a {kind.__name__}, or a list with one per prompt",
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(params)} {name.replace('_', ' ')}",
+            remedy="Give one for all, or one per prompt",
+        )
+    for index, each in enumerate(params):
+        if not isinstance(each, kind):
+            raise RequestError(
+                f"Prompt {index}: its {name.replace('_', ' ')} are {reprlib.repr(each)}",
+                remedy=f"Give a {kind.__name__}",
+            )
+    return list(params)
