@@ -111,7 +111,7 @@ def test_options_of_requests_reach_the_predicates(
     assert [facts.prompt_logprobs for facts in seen] == [True, False, False]
     assert all(facts.logprobs and not facts.host_mask for facts in seen)
     seen.clear()
-    llm.explain(ids(1, 5), params(3, structured=StructuredOutput(regex="a+")))
+    llm.explain(ids(1, 5), params(3, structured=StructuredOutput(regex="a+"), stop_token_ids=[2]))
     assert all(facts.host_mask for facts in seen)
 
 
@@ -141,3 +141,16 @@ def test_what_generate_refuses_is_refused(folder: Path) -> None:
         llm.explain([ids(1, 5), ids(1, 400)], params())
     with pytest.raises(RequestError, match="No prompt"):
         llm.explain([], params())
+    with pytest.raises(RequestError, match="sampling_params came without prompts"):
+        llm.explain(None, params())  # type: ignore[call-overload]
+    endless = params(3, structured=StructuredOutput(regex="a+"))
+    with pytest.raises(RequestError, match="needs a token that ends the answer"):
+        llm.explain(ids(1, 5), endless)
+
+
+def test_a_path_that_there_is_not_is_refused(folder: Path) -> None:
+    explanation = make_llm(folder).explain(ids(1, 5), params())
+    assert explanation.why_not("eager") == {}
+    for path in ("graph", 3):
+        with pytest.raises(RequestError, match=r"There is no path .* Use cpu_graph, decode_graph"):
+            explanation.why_not(path)  # type: ignore[arg-type]

@@ -285,6 +285,8 @@ def test_what_cannot_be_is_refused_by_name(asked, named: str) -> None:
             r"0,99 was asked, the model has \d+ layers",
         ),
         ({"numeric_canary": 9}, H100, QWEN3_MOE, "nearly tied"),
+        ({"numeric_canary_mode": "raise"}, H100, LLAMA, "numeric_canary is off"),
+        ({"split_prefill_layers": 999}, H100, LLAMA, "no prompt would be split"),
     ],
 )
 def test_conflicts(asked, hardware, model, reason: str) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.base.decision import Refusal
+from headrace.base.errors import RequestError
+from headrace.base.shown import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +38,25 @@ class ForeseenSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchExplanation:
-    """The steps of a batch of requests; `complete` is false where only the first ones are told."""
+    """The steps of a batch of requests.
+
+    Attributes:
+        complete: false where only the first steps are told. paths: names of all that there are.
+    """
 
     steps: tuple[ForeseenSteps, ...]
     complete: bool
+    paths: tuple[str, ...]
 
     def why_not(self, path: str) -> dict[str, int]:
-        """Reason -> steps that a path would not take for it; empty where it takes all."""
+        """Reason -> steps that a path would not take for it; empty where it refuses none.
+
+        Raises:
+            RequestError: there is no such path.
+        """
+        refused = {refusal.subject for each in self.steps for refusal in each.refused}
+        if path not in (known := sorted({*self.paths, *refused})):
+            raise RequestError(f"There is no path {shown(path)}", remedy=f"Use {', '.join(known)}")
         reasons: dict[str, int] = {}
         for each in self.steps:
             for refusal in each.refused:

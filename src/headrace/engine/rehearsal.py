@@ -21,7 +21,7 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.rows import RowStart
 from headrace.engine.batch_explanation import BatchExplanation, ForeseenSteps
 from headrace.engine.engine import Engine
-from headrace.engine.prompts import Prompt
+from headrace.engine.prompts import Prompt, check_structured, stop_ids
 from headrace.engine.requests import PreparedRequest
 from headrace.execution.token_ring import InFlight
 from headrace.memory.arena import Arena
@@ -50,6 +50,7 @@ class DryRequest:
     @classmethod
     def of(cls, engine: Engine, prompt: Prompt, params: SamplingParams) -> "DryRequest":
         """Raises `RequestError` where it can never be served. Its grammar is not compiled."""
+        check_structured(params, engine.tokenizer, stop_ids(params, engine.eos_token_ids))
         return cls(
             prepared=engine.prepare(prompt, replace(params, structured=None)),
             grammar=params.structured is not None,
@@ -79,7 +80,11 @@ def rehearse(engine: Engine, requests: Sequence[DryRequest]) -> BatchExplanation
     last: LaunchedStep | None = None
     while (scheduler.has_work or last is not None) and len(worker.taken) < MOST_STEPS:
         last = scheduler.loop(last)
-    return BatchExplanation(steps=tuple(_grouped(worker.taken)), complete=not scheduler.has_work)
+    return BatchExplanation(
+        steps=tuple(_grouped(worker.taken)),
+        complete=not scheduler.has_work,
+        paths=tuple(path.name for path in engine.worker.runner.selector.paths),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,13 @@ def _conflicts(
     yield from _attention_conflicts(config)
     yield from deterministic_conflicts(config, traits, hardware)
     yield from expert_conflicts(config, traits)
+    if config.numeric_canary_mode == "raise" and not config.numeric_canary:
+        yield "numeric_canary_mode raise was asked, and numeric_canary is off (give it a number)"
+    if (config.split_prefill_layers or 0) > traits.num_layers:
+        yield (
+            f"split_prefill_layers {config.split_prefill_layers} was asked, and the model has "
+            f"{traits.num_layers} layers, so that no prompt would be split (ask for fewer)"
+        )
     if config.numeric_canary and traits.moe is not None and dtype != "float32":
         yield (
             f"numeric_canary was asked of a mixture of experts in {dtype}, where rounding decides "
