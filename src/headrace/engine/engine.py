@@ -81,9 +81,7 @@ class Engine:
         check_end_tokens(self.eos_token_ids)
         self.default_params = default_params(checkpoint.generation_config)
         self.worker = assemble(self.settled, progress=progress, model=model)
-        self.profiler = StepProfiler(
-            self.worker.runner.spans, next_step=lambda: self.scheduler.counts["steps"] + 1
-        )
+        self.profiler = StepProfiler(self.worker.runner.spans)
         self.scheduler = Scheduler(
             self.worker,
             token_text(self.tokenizer),

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -52,11 +52,10 @@ class StepProfiler:
 
     Args:
         spans: shown while a profile runs.
-        next_step: number of the step that comes next.
     """
 
-    def __init__(self, spans: Spans, next_step: Callable[[], int]) -> None:
-        self._spans, self._next_step = spans, next_step
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
         self._asked: Asked | None = None
         self._profile: Recording | None = None
         self._stage: str | None = None
@@ -146,8 +145,8 @@ class StepProfiler:
             raise RequestError("No step of the profile came", why="nothing was written")
         return {"path": self._written[0], "paths": list(self._written)}
 
-    def before_step(self, is_prefill: bool) -> None:
-        """A step is about to be built."""
+    def before_step(self, number: int, is_prefill: bool) -> None:
+        """Step `number` is about to be built."""
         asked = self._asked
         if asked is None:
             return
@@ -155,7 +154,7 @@ class StepProfiler:
         if self._profile is not None and self._stage not in (None, stage):
             self._close_part()
             asked = self._asked
-        if asked is not None and self._profile is None and self._next_step() >= asked.first:
+        if asked is not None and self._profile is None and number >= asked.first:
             mine = stage if stage in asked.files else None
             if mine in asked.files:
                 self._begin_or_forget(mine)

@@ -60,7 +60,7 @@ class Scheduler:
     Args:
         worker: runs the steps.
         decode_token: text of a token id, for logprobs; gives `None` without a tokenizer.
-        before_step: called before a step is built, with whether it reads prompts.
+        before_step: called before a step is built, with its number and whether it reads prompts.
         retract_every: retract the latest sequence every n steps (0: never); for tests that prove
             retraction to be transparent.
     """
@@ -70,7 +70,7 @@ class Scheduler:
         worker: TpModelWorker,
         decode_token: Decode,
         *,
-        before_step: Callable[[bool], None] | None = None,
+        before_step: Callable[[int, bool], None] | None = None,
         retract_every: int = 0,
     ) -> None:
         runner: ModelRunner = worker.runner
@@ -284,7 +284,7 @@ class Scheduler:
 
     def _tell_step(self, is_prefill: bool) -> None:
         if self._before_step is not None:
-            self._before_step(is_prefill)
+            self._before_step(self.counts["steps"] + 1, is_prefill)
 
     def _build(self, shares: list[Share], *, split: bool = False) -> tuple[ForwardBatch, StepWork]:
         runner, admitted = self.worker.runner, self.chooser.take_admitted()
