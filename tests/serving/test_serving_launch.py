@@ -189,6 +189,25 @@ def test_a_signal_while_the_model_loads(run) -> None:
     assert run(visit, engine=never) == 0
 
 
+def test_a_model_that_is_ready_as_the_server_goes(run, caplog) -> None:
+    """The engine's start ends between the end of HTTP and that of the server."""
+    servers: list[Server] = []
+
+    async def visit(url: str, server: Server) -> None:
+        servers.append(server)
+        interrupt()
+
+    async def late() -> Any:
+        while not servers or servers[0]._listening.fileno() != -1:
+            await asyncio.sleep(0.001)
+        return MortalEngine()
+
+    with caplog.at_level("INFO"):
+        assert run(visit, engine=late) == 0
+    assert "Loading tiny; http://127.0.0.1:" in caplog.text
+    assert "ready after" not in caplog.text
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

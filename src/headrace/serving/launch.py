@@ -59,6 +59,7 @@ class Server:
 
     def __init__(self, asked: EngineConfig, config: ServerConfig, listening: socket.socket) -> None:
         self._config, self._listening = config, listening
+        self._url = _url(config, listening)
         self.service = Service(config=config, asked=asked)
         if config.log_requests:
             self.service.observers.append(log_record)
@@ -70,6 +71,7 @@ class Server:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        log.info("Loading %s; %s answers 503 meanwhile", self.service.asked.model, self._url)
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._stop, each)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
@@ -106,7 +108,8 @@ class Server:
         )
         service.loaded(engine, tokenizer)
         set_aside_what_stays()
-        self._tell_ready()
+        if not self._signals:
+            self._tell_ready()
         reason = await engine.wait_dead()
         if not self._signals:
             log.error("The engine is dead: %s", reason)
@@ -122,9 +125,6 @@ class Server:
             await living
 
     def _tell_ready(self) -> None:
-        host, port = self._listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        scheme = "http" if self._config.ssl_certfile is None else "https"
         info = self.service.info
         for decision in self.service.readers.decisions:
             log.info("%s", decision)
@@ -133,13 +133,11 @@ class Server:
         if reads_calls and tokenizer is not None and "tools" not in tokenizer.template_variables:
             log.warning("The chat template does not show tools, so the model never sees them")
         log.info(
-            "%s on %s, ready after %.1f s: %s://%s:%d/v1",
+            "%s on %s, ready after %.1f s: %s/v1",
             self.service.model_names[0],
             info.summary,
             info.start_seconds,
-            scheme,
-            shown,
-            port,
+            self._url,
         )
 
     # ---- the end
@@ -164,6 +162,12 @@ class Server:
         if late and service.engine is not None:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
+
+
+def _url(config: ServerConfig, listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _tracing(service: Service) -> "Tracing | None":
