@@ -1,6 +1,6 @@
 """A value that somebody sent, as an error message shows it: short, on one line, whatever it is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MOST = 80
 
@@ -21,6 +21,12 @@ def shown(value: object, most: int = MOST) -> str:
     except Exception:  # such as an integer of thousands of digits, or a __repr__ that fails
         text = f"of type {type(value).__name__} and cannot be printed"
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: no more names than `most`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _pieces(value: object, most: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from headrace.base.errors import CapacityError, CheckpointError, UnsupportedError
+from headrace.base.shown import first_of
 from headrace.checkpoint.interface import Checkpoint, TensorEntry
 from headrace.layers.weights import WeightSlot, weight_slots
 from headrace.loader.tied_head import EMBEDDING, HEAD
@@ -163,5 +164,4 @@ def _check_overflow(entry: TensorEntry, destination: Tensor) -> None:
 
 def _listing(names: Iterable[str]) -> str:
     names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ("tensor " if len(names) == 1 else "tensors ") + ", ".join(names[:_SHOWN]) + more
+    return ("tensor " if len(names) == 1 else "tensors ") + first_of(names, _SHOWN)

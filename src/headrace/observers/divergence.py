@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from headrace.base.shown import first_of
 from headrace.batch.facts import Bucket
+
+SHOWN = 8  # sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,7 @@ class Divergence:
 
     @property
     def remedy(self) -> str:
-        told = ", ".join(self.sequences[:8])
-        more = len(self.sequences) - 8
-        return f"Its sequences: {told}" + (f" and {more} more" if more > 0 else "")
+        return f"Its sequences: {first_of(self.sequences, SHOWN)}"
 
 
 def _times(number: float) -> str:

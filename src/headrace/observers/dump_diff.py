@@ -5,8 +5,7 @@ batches and taken their paths as they liked. Where the tokens of a sequence part
 compared: it should differ.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
@@ -15,25 +14,14 @@ import torch
 from torch import Tensor
 
 from headrace.base.errors import ConfigError
+from headrace.base.shown import first_of
 from headrace.observers.closeness import logit_errors, token_errors, worst
 from headrace.observers.dump_files import LOGITS, DumpedStep, in_order, layer_of
+from headrace.observers.dump_pairs import Pair, Parting, pair_tokens
 from headrace.observers.tolerances import TOLERANCES, Tolerance
 
 SHOWN = 6  # names of a list
 COARSEST_FIRST = ("bfloat16", "float16", "float32")
-
-Place = tuple[int, int]
-"""A step of a dump, and a token of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
-    """A sequence whose tokens differ from `position` on."""
-
-    sequence: str
-    position: int
-    token: int
-    other: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,9 +94,7 @@ class DumpDiff:
                 f"{parting.position}; nothing from there on is compared"
             )
         if self.missing:
-            more = len(self.missing) - SHOWN
-            told = ", ".join(self.missing[:SHOWN])
-            yield f"in one dump only: {told}" + (f" and {more} more" if more > 0 else "")
+            yield f"in one dump only: {first_of(self.missing, SHOWN)}"
         yield ""
         yield (
             f"{'tensor':<12}{'tokens':>8}{'max abs':>11}{'relative':>11}{'cosine':>12}"
@@ -138,13 +124,8 @@ def diff_dumps(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Dump
     Raises:
         ConfigError: they have no token or no tensor in common.
     """
-    a, b = _index(ours), _index(theirs)
-    paired_by, names = _paired_names(a, b)
-    partings: list[Parting] = []
-    pairs: dict[tuple[int, int], list[_Pair]] = defaultdict(list)
-    for mine, other in names:
-        for pair in _common(mine, a[mine], b[other], partings):
-            pairs[pair.ours[0], pair.theirs[0]].append(pair)
+    pairing = pair_tokens(ours, theirs)
+    pairs = pairing.pairs
     both = [frozenset().union(*(step.names for step in dump)) for dump in (ours, theirs)]
     known = in_order(sorted(both[0] & both[1]))
     if not pairs or not known:
@@ -157,74 +138,16 @@ def diff_dumps(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Dump
     return DumpDiff(
         dtype=dtype,
         tokens=sum(map(len, pairs.values())),
-        paired_by=paired_by,
+        paired_by=pairing.paired_by,
         paths=(_paths(ours), _paths(theirs)),
         tensors=tuple(_compare(name, pairs, ours, theirs, TOLERANCES[dtype]) for name in known),
-        partings=tuple(partings),
+        partings=tuple(pairing.partings),
         missing=tuple(in_order(sorted(both[0] ^ both[1]))),
     )
 
 
 def _paths(steps: Sequence[DumpedStep]) -> str:
     return ", ".join(sorted({step.facts.path for step in steps}))
-
-
-# ---- pairing
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """Where a token lies, and its id."""
-
-    place: Place
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One token in both dumps."""
-
-    sequence: str
-    position: int
-    ours: Place
-    theirs: Place
-
-
-_Index = dict[str, dict[int, _Token]]
-"""sequence -> position -> token; of one that ran twice, as after a retraction, the last."""
-
-
-def _index(steps: Sequence[DumpedStep]) -> _Index:
-    found: _Index = defaultdict(dict)
-    for number, step in enumerate(steps):
-        columns = step.read("sequence", "positions", "input_ids", "live")
-        for place, (sequence, position, token, live) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            if live:
-                name = step.facts.sequences[sequence]
-                found[name][position] = _Token((number, place), token)
-    return found
-
-
-def _paired_names(a: _Index, b: _Index) -> tuple[str, list[tuple[str, str]]]:
-    """By name where some name is in both, else in the order in which they came."""
-    common = [(name, name) for name in a if name in b]
-    return ("name", common) if common else ("order", list(zip(a, b, strict=False)))
-
-
-def _common(
-    sequence: str, a: dict[int, _Token], b: dict[int, _Token], partings: list[Parting]
-) -> Iterator[_Pair]:
-    """Tokens of a sequence that both have, up to where they part."""
-    for position in sorted(a.keys() & b.keys()):
-        mine, other = a[position], b[position]
-        if mine.id != other.id:
-            partings.append(
-                Parting(sequence=sequence, position=position, token=mine.id, other=other.id)
-            )
-            return
-        yield _Pair(sequence, position, mine.place, other.place)
 
 
 # ---- measuring
@@ -250,7 +173,7 @@ class _Sums:
 
 def _compare(
     name: str,
-    pairs: dict[tuple[int, int], list[_Pair]],
+    pairs: Mapping[tuple[int, int], Sequence[Pair]],
     ours: Sequence[DumpedStep],
     theirs: Sequence[DumpedStep],
     tolerance: Tolerance,
@@ -286,8 +209,8 @@ def _compare(
 
 
 def _rows(
-    name: str, ours: DumpedStep, theirs: DumpedStep, tokens: Sequence[_Pair]
-) -> tuple[Tensor, Tensor, list[_Pair]]:
+    name: str, ours: DumpedStep, theirs: DumpedStep, tokens: Sequence[Pair]
+) -> tuple[Tensor, Tensor, list[Pair]]:
     """The two tensors row by row of the tokens, and those of them that have rows."""
     a, b = ours.read(name)[0], theirs.read(name)[0]
     kept = list(tokens)
