@@ -48,7 +48,6 @@ def test_every_tensor_comes_back_under_its_name(tmp_path, architecture):
         entry = checkpoint.tensors[name]
         assert (entry.name, entry.shape, entry.dtype) == (name, tuple(expected.shape), "F32")
         assert (entry.file, entry.nbytes) == (checkpoint.path, expected.numel() * 4)
-    assert checkpoint.total_bytes == sum(weight.numel() * 4 for weight in weights.values())
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])

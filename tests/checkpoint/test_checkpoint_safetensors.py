@@ -31,7 +31,6 @@ def test_every_tensor_is_read_as_stored(tmp_path, shards, dtype):
         assert entry.nbytes == expected.numel() * expected.element_size()
         assert entry.file.parent == tmp_path
     assert entry.dtype == {torch.float32: "F32", torch.bfloat16: "BF16"}.get(dtype, "F16")
-    assert checkpoint.total_bytes == sum(w.numel() * w.element_size() for w in weights.values())
     assert checkpoint.config["hidden_size"] == 64
 
 
@@ -177,7 +176,7 @@ def test_a_folder_without_weights_can_be_planned(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     checkpoint = open_checkpoint(tmp_path, weights=False)
     assert checkpoint.config["model_type"] == "llama"
-    assert (dict(checkpoint.tensors), checkpoint.total_bytes) == ({}, 0)
+    assert not checkpoint.tensors
     with pytest.raises(CheckpointError, match=r"holds no checkpoint.*load_format dummy"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").unlink()

@@ -8,7 +8,7 @@ import torch
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
-from headrace.observers.step_observer import NO_OBSERVERS, Evidence, ForwardRun, Observers
+from headrace.observers.step_observer import Evidence, ForwardRun, Observers
 from headrace.observers.tap import NO_TAPS, Taps
 
 BATCH = ForwardBatch(
@@ -69,6 +69,6 @@ def test_observers_lie_around_each_other_and_get_back_what_they_left() -> None:
 
 
 def test_nobody_watches_unless_asked() -> None:
-    with NO_OBSERVERS.around(RUN) as evidence:
+    with Observers().around(RUN) as evidence:
         pass
     assert not evidence.tensors

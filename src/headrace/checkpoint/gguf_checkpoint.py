@@ -54,7 +54,6 @@ class GgufCheckpoint:
             )
             for name, tensor in self._sources.items()
         }
-        self.total_bytes = sum(entry.nbytes for entry in self.tensors.values())
 
     @cached_property
     def tokenizer_source(self) -> TokenizerSource | None:

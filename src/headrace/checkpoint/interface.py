@@ -61,11 +61,6 @@ class Checkpoint(Protocol):
         """Every tensor by name."""
         ...
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all tensors in the files."""
-        ...
-
     def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor on the CPU, in its stored dtype; packed formats come as float32.
 

@@ -65,7 +65,6 @@ class SafetensorsCheckpoint:
             folder / "generation_config.json", GenerationConfig
         )
         self.tensors: Mapping[str, TensorEntry] = _read_entries(folder, weights)
-        self.total_bytes = sum(entry.nbytes for entry in self.tensors.values())
         self._handles: dict[Path, Any] = {}
         self._lock = Lock()
 

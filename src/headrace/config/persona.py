@@ -127,7 +127,6 @@ class ModelTraits:
     is_generation: bool = True
     moe: MoeTraits | None = None
     """Of the layers that are mixtures of experts; `None` for a dense model."""
-    is_multimodal: bool = False
     dtype: str = "float32"
 
     @property

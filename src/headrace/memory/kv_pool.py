@@ -60,18 +60,6 @@ class MHATokenToKVPool:
         self._layers = tuple(zip(self.keys, self.values, strict=True))
         self._slots = tuple((k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers)
 
-    @staticmethod
-    def bytes_per_token(
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        v_head_dim: int,
-        dtype: torch.dtype,
-    ) -> int:
-        """Bytes that one token takes in a pool of this make."""
-        return num_layers * num_kv_heads * (head_dim + v_head_dim) * dtype.itemsize
-
     def key_value(self, layer: int) -> tuple[Tensor, Tensor]:
         """K [P, page, K, D] and V [P, page, K, Dv] of a layer, as they lie in the pool."""
         return self._layers[layer]

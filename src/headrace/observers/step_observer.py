@@ -101,6 +101,3 @@ class Observers:
     def stats(self) -> dict[str, Any]:
         """What members count, by their names."""
         return {each.name: each.stats() for each in self.members if isinstance(each, Counts)}
-
-
-NO_OBSERVERS = Observers()
