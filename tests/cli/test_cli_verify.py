@@ -1,12 +1,14 @@
 """`headrace verify`: exit status, table, JSON, prompts from a file."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import ConfigError
 from headrace.cli.main import main
-from headrace.cli.verify import read_prompts
+from headrace.cli.verify import check_writable, read_prompts
 from headrace.execution.preparation import BatchPreparation
 
 FLAGS = (
@@ -108,6 +110,33 @@ def test_reports_go_to_files_beside_the_table(
     assert page.read_text().startswith("<!doctype html>")
     assert main([*command, "--html", str(tmp_path / "none" / "page.html")]) == 2
     assert "Its folder is not there" in capsys.readouterr().err
+    for file in (str(tmp_path), ""):
+        assert main([*command, "--json", file]) == 2
+        assert "It is a folder. Name another file" in capsys.readouterr().err
+    assert main([*command, "--json", "-", "--html", "-"]) == 2
+    assert "both go to standard output" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_does_not_take_the_table_along(
+    config_only: str, prompts: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError("No space left on device")
+
+    page = tmp_path / "page.html"
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["verify", config_only, *FLAGS, "--prompts", prompts, "--html", str(page)]) == 2
+    shown = capsys.readouterr()
+    assert "configurations agree with the reference" in shown.out
+    assert "page.html' cannot be written. No space left on device" in shown.err
+
+
+def test_a_file_that_may_not_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may write anywhere
+    with pytest.raises(ConfigError, match="This process may not write there"):
+        check_writable(str(tmp_path / "page.html"))
 
 
 @pytest.mark.parametrize("content", [None, "\n\n"])

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
+from headrace.base.shown import shown
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.prompt_file import prompt_lines
 
@@ -23,6 +25,8 @@ FORMS = (
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
+    if arguments.json == arguments.html == STDOUT:
+        raise ConfigError("--json and --html both go to standard output", remedy="Name a file")
     prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
     for file in (arguments.json, arguments.html):
         check_writable(file)
@@ -37,19 +41,29 @@ def run(arguments: argparse.Namespace) -> int:
         deep=arguments.deep,
         tell=_tell,
     )
+    if STDOUT not in (arguments.json, arguments.html):
+        print(report)  # first: what took minutes is seen, whatever becomes of the files
     if arguments.json is not None:
         _write(arguments.json, json.dumps(report.as_dict(), indent=1) + "\n")
     if arguments.html is not None:
         _write(arguments.html, page_of(report))
-    if STDOUT not in (arguments.json, arguments.html):
-        print(report)
     return 0 if report.passed else FAILED
 
 
 def check_writable(file: str | None) -> None:
-    """Raises `ConfigError` now, where the folder of a file is not there, and not after minutes."""
-    if file is not None and file != STDOUT and not Path(file).absolute().parent.is_dir():
-        raise ConfigError(f"{file} cannot be written", why="its folder is not there")
+    """Raises `ConfigError` now, where a file cannot be written, and not after minutes."""
+    if file is None or file == STDOUT:
+        return
+    path = Path(file).absolute()
+    if not path.parent.is_dir():
+        why = "its folder is not there"
+    elif not file or path.is_dir():
+        why = "it is a folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "this process may not write there"
+    else:
+        return
+    raise ConfigError(f"{shown(file)} cannot be written", why=why, remedy="Name another file")
 
 
 def _write(file: str, text: str) -> None:
@@ -59,7 +73,9 @@ def _write(file: str, text: str) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written", why=str(error)) from None
+        raise ConfigError(
+            f"{shown(file)} cannot be written", why=str(error), remedy="Name another file"
+        ) from None
 
 
 def read_prompts(file: str) -> "list[OwnPrompt]":

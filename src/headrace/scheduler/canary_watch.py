@@ -109,8 +109,12 @@ class CanaryWatch:
             self._log(finding.page, finding.kinds, finding.message)
         self._keeper.distrust({self._page(each) for each in told.violations})
         for each in swept:
-            where = f"{self._where(each)} of the prefix cache"
-            self._log(self._page(each), each.kinds, f"{where}: {_what(each)}; it is dropped")
+            self._log(
+                self._page(each),
+                each.kinds,
+                f"KV canary: {self._where(each)} of the prefix cache: {_names(each.kinds)}; "
+                f"{_what(each)}; it is dropped",
+            )
         if not self._raises:
             return []
         return [(finding.sequence, finding.message) for finding in findings.values()]
