@@ -1,4 +1,4 @@
-"""A value that somebody sent, as an error message shows it: short, on one line, whatever it is."""
+"""What somebody sent, and many names, as a message shows them: short, on one line."""
 
 from collections.abc import Iterator, Sequence
 
