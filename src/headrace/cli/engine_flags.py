@@ -2,7 +2,7 @@
 
 import argparse
 
-from headrace.cli.flags import add_field_flags, given_fields, integers
+from headrace.cli.flags import add_field_flags, given_fields
 from headrace.config.engine_config import EngineConfig
 
 
@@ -14,7 +14,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         title="engine",
         help_of=EngineConfig.field_help(),
         skip=("model",),
-        readers={"hidden_state_layers": {"type": integers, "metavar": "LAYER,LAYER,..."}},
         note="What has no default, or auto, follows from model and device: headrace explain MODEL.",
     )
 

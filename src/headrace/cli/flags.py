@@ -82,14 +82,16 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
 def _reader(hint: Any) -> dict[str, Any]:
     """argparse options that read a value of the annotated type."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
-    if get_origin(hint) in (Sequence, Mapping):
+    if get_origin(hint) in (Sequence, Mapping, tuple):
         kinds = [hint]
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     for kind in kinds:
         origin, parts = get_origin(kind), get_args(kind)
-        if origin is tuple:
+        if origin is tuple and str in kinds:
             return {"type": _graph_sizes, "metavar": "SIZES"}
+        if origin is tuple:
+            return {"type": integers, "metavar": "N,N,..."}
         if origin is Sequence and str in parts:
             return {"action": "append", "metavar": "TEXT"}
         if origin is Sequence:
