@@ -306,6 +306,26 @@ def test_an_error_of_the_command_line_is_not_hidden_by_a_profile_of_nothing(
     assert "dump holds a dump already" in capsys.readouterr().err
 
 
+def test_flags_of_a_dump_without_its_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the model is even looked for."""
+    command = ["generate", "no-such-model", "--prompt-ids", "1"]
+    lone: list[tuple[str, ...]] = [
+        ("--dump-layers", "0"),
+        ("--dump-names", "k", "v"),
+        ("--dump-steps", "2"),
+        ("--dump-eager",),
+    ]
+    for flags in lone:
+        assert main([*command, *flags]) == 2
+        assert f"{flags[0]} came without --dump-folder" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for flag in ("--dump-folder", "--profile"):
+        assert main([*command, flag, str(tmp_path / "file")]) == 2
+        assert "cannot be written to" in capsys.readouterr().err
+
+
 def test_folders_that_cannot_be_are_refused(engine: Engine, tmp_path: Path) -> None:
     dump(engine, tmp_path / "a", steps=1)
     with pytest.raises(RequestError, match="holds a dump already"):

@@ -15,6 +15,7 @@ from headrace.cli.flags import given_fields
 from headrace.cli.prompt_file import prompt_lines
 from headrace.cli.sampling_flags import NEEDS_JSON
 from headrace.cli.start import start
+from headrace.cli.watch_flags import check as check_watched
 from headrace.cli.watch_flags import watching
 from headrace.request.outcome import Logprob
 from headrace.request.sampling_params import SamplingParams
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     SamplingParams(**given)  # out-of-range values show before the model loads
     if not arguments.json:
         _refuse_what_text_cannot_show(given)
+    check_watched(arguments)
     prompts = read_prompts(arguments)
     with start(arguments) as llm:
         params = replace(llm.get_default_sampling_params(), **given)

@@ -7,13 +7,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import ConfigError, RequestError
+from headrace.base.folders import made_folder
 from headrace.cli.flags import integers, positive
 
 if TYPE_CHECKING:
     from headrace.llm import LLM
 
 NAMES = ("k", "v", "logits", "stream")
+USUAL = NAMES[:3]
+OF_A_DUMP = ("dump_layers", "dump_names", "dump_steps", "dump_eager")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +30,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--dump-names",
         nargs="+",
         choices=NAMES,
-        default=NAMES[:3],
-        help="which; stream needs --dump-eager",
+        help=f"which, {' '.join(USUAL)} by default; stream needs --dump-eager",
     )
     group.add_argument("--dump-steps", type=positive, metavar="N", help="how many; all by default")
     group.add_argument("--dump-eager", action="store_true", help="run every step eagerly meanwhile")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Before the model loads. Raises `HeadraceError` for folders that cannot be written, and for
+    flags of a dump that nobody asked for."""
+    if arguments.profile is not None:
+        made_folder(arguments.profile, "The profile")
+    if arguments.dump_folder is not None:
+        made_folder(arguments.dump_folder, "The dump")
+        return
+    given = [name for name in OF_A_DUMP if getattr(arguments, name) not in (None, False)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{flags} came without --dump-folder", remedy="Name the dump's folder")
 
 
 @contextmanager
@@ -50,7 +66,7 @@ def watching(llm: "LLM", arguments: argparse.Namespace) -> Iterator[None]:
                 llm.dump(
                     arguments.dump_folder,
                     layers=arguments.dump_layers,
-                    names=arguments.dump_names,
+                    names=arguments.dump_names or USUAL,
                     steps=arguments.dump_steps,
                     eager=arguments.dump_eager,
                 )
