@@ -85,3 +85,20 @@ def test_nor_is_a_body(say, monkeypatch) -> None:
     monkeypatch.setattr(body_limits, "BODY_SECONDS", 0.2)
     status, body = say(POST + b"content-length: 500\r\n\r\n", b'{"prompt"')
     assert (status, body["error"]["code"]) == (408, "too_slow")
+
+
+@pytest.mark.parametrize("asked", [b"h2c", b"websocket"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(say, asked: bytes) -> None:
+    """Java's client asks for HTTP/2 with its first request, whose body is to be read."""
+    body = b'{"prompt": "a", "max_tokens": 0, "echo": true}'
+    head = POST + b"Connection: Upgrade\r\nUpgrade: " + asked + b"\r\n"
+    status, told = say(head + b"content-length: %d\r\n\r\n" % len(body) + body, HEALTH + END)
+    assert (status, told) == (200, {"status": "ok"})
+    status, told = say(head + b"content-length: 5\r\n\r\n" + b"[1,2]" + HEALTH + END)
+    assert (status, told) == (200, {"status": "ok"})
+    status, told = say(
+        head.replace(b"Connection:", b"connection: close,")
+        + b"content-length: %d\r\n\r\n" % len(body)
+        + body
+    )
+    assert (status, told["choices"][0]["text"]) == (200, "a")

@@ -5,6 +5,7 @@ hold any amount of memory, and a descriptor for good.
 """
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.serving.errors import ApiError
 
 MOST_HEAD_BYTES = 1 << 16  # of request line and headers; one read of the socket more is seen
 HEAD_SECONDS = 30
+_UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -36,6 +38,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_head:
             self._head_bytes += len(data)
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._is_head and self._head_bytes > MOST_HEAD_BYTES:
             self._refuse(_too_large())
@@ -84,6 +87,14 @@ class BoundedHttp(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head whose `Upgrade` has another name: nothing here is upgraded to, which HTTP allows, but
+    the parser would read no body. Java's client asks for HTTP/2 that way."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(b"\nx-asked:", head) + data[len(head) :]
 
 
 def _too_large() -> ApiError:
