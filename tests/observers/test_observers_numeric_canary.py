@@ -286,6 +286,15 @@ def test_the_error_is_of_a_kind_of_its_own(llama_folder: Path) -> None:
     assert error.remedy == "Its sequences: request-0"
 
 
+def test_a_dump_holds_the_step_that_was_found_wrong(llama_folder: Path, tmp_path: Path) -> None:
+    engine = watched(llama_folder, numeric_canary_mode="raise")
+    wrong_eps(engine)
+    engine.dumper.start(str(tmp_path))
+    (output,) = run_all(engine, prompts(0)[:1], PARAMS[:1])
+    assert output.outputs[0].finish_reason == "error"
+    assert [path.name for path in engine.dumper.stop()] == ["step-000001.safetensors"]
+
+
 class _Taking:
     """An observer whose results go elsewhere."""
 

@@ -86,9 +86,11 @@ class Observers:
             yield evidence
 
     def take(self, host: Mapping[str, Tensor]) -> None:
-        """Hand over what has arrived with a step's results."""
-        for member in self.members:
-            member.take(host)
+        """Hand over what has arrived with a step's results: to all, also where one of them raises,
+        which is heard when all have it. A dump holds the step that a canary found wrong."""
+        with ExitStack() as stack:
+            for member in reversed(self.members):
+                stack.callback(member.take, host)
 
     def plus(self, observer: StepObserver) -> "Observers":
         """The same and one more, innermost."""
