@@ -138,7 +138,7 @@ def test_a_row_is_the_same_alone_in_a_batch_and_however_it_is_cut(monkeypatch) -
     rows, positions = places(len(ROWS))
     logits, columns = draw(len(ROWS), scale=1.0), columns_of(ROWS, VOCABULARY)
     whole = sampled(logits, rows, positions, columns)[0].tolist()
-    monkeypatch.setattr(sampling_triton, "_multiprocessors", lambda device: 1000)
+    monkeypatch.setattr(sampling_triton, "multiprocessors", lambda device: 1000)
     for place in (1, 5, 6):
         one = slice(place, place + 1)
         alone, _ = sampled(logits[one], rows[one], positions[one], columns)

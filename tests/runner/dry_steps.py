@@ -84,9 +84,13 @@ CHUNKS = (1, 2, 5, 15, 33, 70, 200, 500, 900)
 
 
 def fake_choices(deterministic: bool) -> None:
-    for module in (triton_backend, decode_attention_triton, invariant_product_triton):
+    for module in (
+        triton_backend,
+        decode_attention_triton,
+        invariant_product_triton,
+        sampling_triton,
+    ):
         module.multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
-    sampling_triton._multiprocessors = lambda device: faked_gpu.MULTIPROCESSORS
     for module in (extend_attention_triton, invariant_attention_triton):
         module.shared_memory = lambda device: faked_gpu.SHARED
     dense = Decision(name="weight_format", value="dense", reason="what kernels read")

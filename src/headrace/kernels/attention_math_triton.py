@@ -31,6 +31,18 @@ def dot(a, b, sums):
 
 
 @triton.jit
+def logits_and_factor(q, k, scale, soft_cap):
+    """Logits [M, BLOCK] and the factor that brings them to base 2."""
+    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
+    factor = scale * LOG2_E
+    if soft_cap is not None:
+        # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
+        logits = 1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E * scale / soft_cap)) + 1.0)
+        factor = soft_cap * LOG2_E
+    return logits, factor
+
+
+@triton.jit
 def locate(table, block, live, stop, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     """Pages, and places in them, of the positions `block` to `block + BLOCK`.
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from headrace.kernels.attention_math_triton import (
     LN_2,
-    LOG2_E,
     add_sink,
     base2_lse,
     block_keys,
@@ -28,6 +27,7 @@ from headrace.kernels.attention_math_triton import (
     dot,
     load_rows,
     locate,
+    logits_and_factor,
     padded,
 )
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
@@ -258,18 +258,6 @@ class LayerExtend:
 
 
 @triton.jit
-def _logits(q, k, scale, soft_cap):
-    """Logits [M, BLOCK] and the factor that brings them to base 2."""
-    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
-    factor = scale * LOG2_E
-    if soft_cap is not None:
-        # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
-        logits = 1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E * scale / soft_cap)) + 1.0)
-        factor = soft_cap * LOG2_E
-    return logits, factor
-
-
-@triton.jit
 def _softmax_step(logits, factor, v, top, total, values):
     """`softmax_step` of logits times a factor above 0: multiplied and subtracted in one."""
     new_top = tl.maximum(top, tl.max(logits, 1) * factor)
@@ -335,7 +323,7 @@ def _visit(
             page = tl.load(table + (block + BLOCK) // PAGE, mask=block + BLOCK < end, other=0)
             if MASKED:
                 v = tl.where(live[:, None], v, 0.0)  # 0 times NaN would be NaN
-        logits, factor = _logits(query, k, scale, soft_cap)
+        logits, factor = logits_and_factor(query, k, scale, soft_cap)
         if MASKED:
             sees = live[None, :] & (position[None, :] <= place[:, None])
             if window is not None:

@@ -24,6 +24,7 @@ from headrace.kernels.fused_math_triton import (
     begin,
     check_fused,
     launch_options,
+    load_tile,
     next_power,
     prefetch,
     wait,
@@ -159,10 +160,10 @@ def _few_rows_kernel(
     up_sums = sums
     for block in tl.range(first_block, end_block, num_stages=STAGES):
         column = block * BLOCK
-        value = _tile(x_tiles, x_lines, first_token, column, INPUTS, BLOCK).T  # [BLOCK, TOKENS]
-        sums = tl.dot(_tile(weight_tiles, lines, row_start, column, INPUTS, BLOCK), value, sums)
+        value = load_tile(x_tiles, x_lines, first_token, column, INPUTS, BLOCK).T  # [BLOCK, TOKENS]
+        sums = tl.dot(load_tile(weight_tiles, lines, row_start, column, INPUTS, BLOCK), value, sums)
         if ACTIVATION is not None:
-            tile = _tile(weight_tiles, up_lines, outputs + row_start, column, INPUTS, BLOCK)
+            tile = load_tile(weight_tiles, up_lines, outputs + row_start, column, INPUTS, BLOCK)
             up_sums = tl.dot(tile, value, up_sums)
     result = tl.trans(sums)  # [TOKENS, ROWS]
     live = row < outputs
@@ -182,18 +183,3 @@ def _few_rows_kernel(
         result += tl.load(residual + place, mask=mine, other=0.0).to(tl.float32)
     place = (split * tokens + token)[:, None].to(tl.int64) * outputs + row[None, :]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _tile(tiles, lines, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """[rows, BLOCK] of the rows at `lines`, columns from `start`, 0 past the end; by descriptor
-    from `row` on."""
-    if tiles is not None:
-        tile = tiles.load([row, start])
-    else:
-        column = start + tl.arange(0, BLOCK)[None, :]
-        if SIZE % BLOCK == 0:
-            tile = tl.load(lines[:, None] + column)
-        else:
-            tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
-    return tile

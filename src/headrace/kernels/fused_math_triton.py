@@ -36,6 +36,21 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
+def load_tile(tiles, lines, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """[rows, BLOCK] of the rows at `lines`, columns from `start`, 0 past the end; by descriptor
+    from `row` on."""
+    if tiles is not None:
+        tile = tiles.load([row, start])
+    else:
+        column = start + tl.arange(0, BLOCK)[None, :]
+        if SIZE % BLOCK == 0:
+            tile = tl.load(lines[:, None] + column)
+        else:
+            tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
+    return tile
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
     """silu, or gelu by tanh, since 0.5 (1 + tanh u) is sigmoid(2 u); float32."""
     inner = x if ACTIVATION == "silu" else (x + 0.044715 * x * x * x) * TWICE_ROOT_2_PI

@@ -51,18 +51,6 @@ def empty(ROWS: tl.constexpr, VALUES: tl.constexpr):
 
 
 @triton.jit
-def logits_and_factor(q, k, scale, soft_cap):
-    """Logits [M, BLOCK] and the factor that brings them to base 2."""
-    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
-    factor = scale * LOG2_E
-    if soft_cap is not None:
-        # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
-        logits = 1.0 - 2.0 / (tl.exp2(logits * (2.0 * LOG2_E * scale / soft_cap)) + 1.0)
-        factor = soft_cap * LOG2_E
-    return logits, factor
-
-
-@triton.jit
 def take_block(logits, factor, v, top, total, values):
     """One block of masked logits [M, BLOCK], times a factor above 0, and v [BLOCK, Dv] into the
     running softmax. A row that sees none of it keeps its bits."""

@@ -31,6 +31,7 @@ from headrace.kernels.fused_math_triton import (
     begin,
     check_fused,
     launch_options,
+    load_tile,
     prefetch,
     wait,
 )
@@ -231,11 +232,11 @@ def _multiply(
     # `columns` is INPUTS, which the compiler must not know here: of a loop of one turn it makes a
     # product that starts from the residual, and so another order of sums.
     for column in tl.range(0, columns, BLOCK, num_stages=STAGES):
-        value = _tile(x_blocks, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
-        matrix = _tile(weight_blocks, lines, first_row, column, INPUTS, BLOCK)
+        value = load_tile(x_blocks, x_lines, first_token, column, INPUTS, BLOCK)  # [TOKENS, BLOCK]
+        matrix = load_tile(weight_blocks, lines, first_row, column, INPUTS, BLOCK)
         sums = dot(value, matrix.T, sums)
         if ACTIVATION is not None:
-            matrix = _tile(weight_blocks, up_lines, outputs + first_row, column, INPUTS, BLOCK)
+            matrix = load_tile(weight_blocks, up_lines, outputs + first_row, column, INPUTS, BLOCK)
             up_sums = dot(value, matrix.T, up_sums)
     if bias is not None:
         sums += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)[None, :]
@@ -259,18 +260,3 @@ def _place(program, token_tiles, weight_tiles, GROUP: tl.constexpr):
     width = tl.minimum(token_tiles - group * GROUP, GROUP)
     within = program % (GROUP * weight_tiles)
     return group * GROUP + within % width, within // width
-
-
-@triton.jit
-def _tile(tiles, lines, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """[rows, BLOCK] of the rows at `lines`, columns from `start`, 0 past the end; by descriptor
-    from `row` on."""
-    if tiles is not None:
-        tile = tiles.load([row, start])
-    else:
-        column = start + tl.arange(0, BLOCK)[None, :]
-        if SIZE % BLOCK == 0:
-            tile = tl.load(lines[:, None] + column)
-        else:
-            tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
-    return tile

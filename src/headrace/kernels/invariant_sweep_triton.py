@@ -5,10 +5,9 @@
 import triton
 import triton.language as tl
 
-from headrace.kernels.attention_math_triton import load_rows, locate
+from headrace.kernels.attention_math_triton import load_rows, locate, logits_and_factor
 from headrace.kernels.invariant_attention_math_triton import (
     empty,
-    logits_and_factor,
     split_start,
     take_block,
     take_split,

@@ -8,7 +8,6 @@ row was cut. Nothing waits for the host and everything can be captured.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
-import functools
 from dataclasses import dataclass, fields
 
 import torch
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
+from headrace.kernels.decode_splits import multiprocessors
 from headrace.kernels.filters_triton import (
     FIELDS,
     MAX_TILES,
@@ -149,7 +149,7 @@ def sample_tokens(
     assert scratch.best.shape[0] >= samples
     if samples == 0:
         return
-    programs = _multiprocessors(logits.device) * _PROGRAMS_PER_MULTIPROCESSOR
+    programs = multiprocessors(logits.device) * _PROGRAMS_PER_MULTIPROCESSOR
     grid = (max(1, min(tiles, programs // samples)), samples)
     named = {
         "VOCABULARY": vocabulary,
@@ -180,13 +180,6 @@ def sample_tokens(
     for step in range(PASSES):
         narrow_kernel[grid](step, *searched, **named)
     _score_kernel[grid](*scored, STAGE=_FILTERED.value, **named)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(
