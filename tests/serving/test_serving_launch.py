@@ -208,6 +208,19 @@ def test_a_model_that_is_ready_as_the_server_goes(run, caplog) -> None:
     assert "ready after" not in caplog.text
 
 
+def test_nonsense_on_a_socket_fills_no_log(run, caplog) -> None:
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"nonsense\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+        interrupt()
+
+    assert run(visit) == 0
+    assert not [each for each in caplog.records if each.name.startswith("uvicorn")]
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -196,7 +196,8 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         path = getattr(config, name)
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"{name} is {path!r}", why="there is no such file")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Its warnings are about what clients send, who are told; anybody could fill the log with them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
         made = uvicorn.Config(
             make_app(service),
