@@ -122,6 +122,27 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
             call()
 
 
+def test_a_full_disk_costs_nothing_that_was_recorded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(folder, "per_pass")
+    recorder = ExpertRecorder(engine)
+    recorder.start()
+    run_all(engine, PROMPTS[:1], [PARAMS])
+
+    def full(content: object, file: Any) -> None:
+        file.write(b"half")
+        raise RuntimeError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", full)
+        with pytest.raises(RequestError, match=r"cannot be written to .*No space left"):
+            recorder.dump(tmp_path)
+    assert not list(tmp_path.iterdir())
+    written = torch.load(recorder.dump(tmp_path)["path"], weights_only=True)
+    assert len(written["records"]) == NEW
+
+
 def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     dense = write_checkpoint(tmp_path / "llama", "llama")
     with pytest.raises(RequestError, match="llama, has no experts"):

@@ -132,6 +132,9 @@ def test_a_stream_is_refused_where_paths_keep_it_unless_steps_run_eagerly(
     assert any("a dump was asked to see every step run eagerly" in each for each in refused)
     run_all(engine, prompts(), [GREEDY] * 3)  # and graphs are back
     assert any(entry["path"] == "prefill_graph" for entry in engine.stats()["paths"])
+    parts = make_engine(llama_folder, split_prefill_layers=1)
+    with pytest.raises(RequestError, match=r"split_prefill run .* the model in parts"):
+        parts.dumper.start(str(tmp_path / "c"), names=EVERYTHING)
 
 
 def test_a_sequence_that_ended_says_nothing(llama_folder: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class StepDumper:
         if STREAM in wanted and others and not eager:
             raise RequestError(
                 "The stream between layers is not there on every path",
-                why=f"{', '.join(others)} run what was recorded or compiled, not the model",
+                why=f"{', '.join(others)} run what was recorded or compiled, or the model in parts",
                 remedy="Ask for eager too, or leave stream out of names",
             )
         chosen = _layers(layers, runner.persona.traits.num_layers)
