@@ -9,7 +9,7 @@ from headrace.base.decision import Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
-from headrace.execution.path import CaptureReport
+from headrace.execution.path import AlwaysReady
 from headrace.execution.preparation import BatchPreparation
 from headrace.observers.tap import NO_TAPS, Taps
 
@@ -17,7 +17,7 @@ Model = Callable[[Tensor, Tensor, ForwardBatch], Tensor]
 Logits = Callable[[Tensor, ForwardBatch], LogitsProcessorOutput]
 
 
-class EagerPath:
+class EagerPath(AlwaysReady):
     """Prepares, plans attention and calls the model.
 
     Args:
@@ -43,15 +43,6 @@ class EagerPath:
 
     def admits(self, facts: BatchFacts) -> Bucket | Refusal:
         return Bucket(tokens=facts.tokens, sequences=facts.sequences)
-
-    def prepare(self) -> CaptureReport:
-        return CaptureReport(seconds={}, bytes={})
-
-    def make_ready(self, facts: BatchFacts) -> None:
-        """Always ready."""
-
-    def prepare_more(self) -> bool:
-        return False
 
     def run(
         self,

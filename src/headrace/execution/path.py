@@ -57,3 +57,16 @@ class ForwardPath(Protocol):
         pp_proxy_tensors: PPProxyTensors | None = None,
     ) -> LogitsProcessorOutput | PPProxyTensors:
         """Run one forward. Tensors returned live until the next run of the path."""
+
+
+class AlwaysReady:
+    """What a path that captures and compiles nothing says of it."""
+
+    def prepare(self) -> CaptureReport:
+        return CaptureReport(seconds={}, bytes={})
+
+    def make_ready(self, facts: BatchFacts) -> None:
+        """Nothing is missing."""
+
+    def prepare_more(self) -> bool:
+        return False

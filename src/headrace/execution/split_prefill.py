@@ -16,7 +16,7 @@ from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.execution.eager import Logits
-from headrace.execution.path import CaptureReport
+from headrace.execution.path import AlwaysReady
 from headrace.execution.preparation import BatchPreparation
 from headrace.layers.rope import Rotation
 from headrace.models.decoder import Decoder
@@ -40,7 +40,7 @@ class SplitForward:
     layer: int = 0
 
 
-class SplitPrefill:
+class SplitPrefill(AlwaysReady):
     """Runs prompt steps in parts, eagerly.
 
     Args:
@@ -80,15 +80,6 @@ class SplitPrefill:
         if facts.hidden:
             return "hidden states are asked, which a whole forward leaves"
         return ""
-
-    def prepare(self) -> CaptureReport:
-        return CaptureReport(seconds={}, bytes={})
-
-    def make_ready(self, facts: BatchFacts) -> None:
-        """Always ready."""
-
-    def prepare_more(self) -> bool:
-        return False
 
     # ---- delivery
 
