@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plan_cases import CPU, GEMMA3, H100, persona, plan
 
-from headrace.base.decision import Decision
+from headrace.base.decision import Decision, Refusal
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
 from headrace.runner.memory_table import MemoryTable, memory_table
-from headrace.runner.report import as_dict, decision_line, render, summary
+from headrace.runner.report import as_dict, decision_line, decision_lines, render, summary
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,31 @@ def test_what_was_measured_replaces_decided_at_start() -> None:
     assert as_dict(after)["measured"][0]["value"] == 777
     assert summary(after) == "cpu (test cpu), float32, context 8,192, KV tokens 777"
     assert summary(before).endswith(f"KV tokens {before.memory.tokens:,}")
+
+
+def test_what_nobody_asked_for_is_one_line_of_the_log() -> None:
+    def made(name: str, value: object, **more: Any) -> Decision[Any]:
+        return Decision(name=name, value=value, reason="why", **more)
+
+    refused = (Refusal(subject="on", reason="no device", remedy="buy one"),)
+    lines = decision_lines(
+        [
+            made("canary", False),
+            made("graph", "off", refused=refused),
+            made("salt", (), asked=True),
+            made("layers", ()),
+            made("size", 7),
+            made("interval", 0),
+        ]
+    )
+    assert list(lines) == [
+        "graph = off [auto] why",
+        "graph: not on: no device (buy one)",
+        "salt = none [asked] why",
+        "size = 7 [auto] why",
+        "not asked for, so off (headrace explain says more): canary, layers, interval",
+    ]
+    assert list(decision_lines([made("size", 7)])) == ["size = 7 [auto] why"]
 
 
 def test_a_decision_as_a_line_of_the_log() -> None:

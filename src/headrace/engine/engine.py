@@ -44,7 +44,7 @@ from headrace.request.pooling_params import PoolingParams
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
-from headrace.runner.report import decision_line, summary
+from headrace.runner.report import decision_lines, summary
 from headrace.runner.worker import TpModelWorker
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Admission, Scheduler
@@ -359,7 +359,5 @@ def _log_start(settled: Settled, worker: TpModelWorker) -> None:
     log.info("Ready on %s", summary(explanation))
     if warning := uncovered_decode(settled.plan):
         log.warning("%s", warning)
-    for decision in (*settled.plan, sampling_defaults(settled)):
-        log.info("%s", decision_line(decision))
-        for refusal in decision.refused:
-            log.info("%s: not %s", decision.name, refusal)
+    for line in decision_lines((*settled.plan, sampling_defaults(settled))):
+        log.info("%s", line)

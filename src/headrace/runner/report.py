@@ -1,7 +1,7 @@
 """Persona, hardware, decisions and memory for people (`render`) and for programs (`as_dict`)."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -182,6 +182,26 @@ def _wrapped(head: str, text: str, indent: int, width: int) -> list[str]:
 def decision_line(decision: Decision[Any]) -> str:
     """A decision as one line of the log, its value written as in the table of the plan."""
     return str(replace(decision, value=_value_text(_plain(decision.value))))
+
+
+def decision_lines(decisions: Iterable[Decision[Any]]) -> Iterator[str]:
+    """Decisions as lines of the log, each with its refusals behind it; what is off because nobody
+    asked for it stands together in one line at the end."""
+    off = []
+    for decision in decisions:
+        if _is_off(decision):
+            off.append(decision.name)
+            continue
+        yield decision_line(decision)
+        for refusal in decision.refused:
+            yield f"{decision.name}: not {refusal}"
+    if off:
+        yield f"not asked for, so off (headrace explain says more): {', '.join(off)}"
+
+
+def _is_off(decision: Decision[Any]) -> bool:
+    text = _value_text(_plain(decision.value))
+    return not (decision.asked or decision.refused) and text in ("off", "none", "0")
 
 
 def _value_text(value: Any) -> str:
