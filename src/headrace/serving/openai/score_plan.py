@@ -7,7 +7,7 @@ from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import ApiError, from_prompt, invalid
+from headrace.serving.errors import ApiError, from_prompt, invalid, with_names
 from headrace.serving.openai.completion_request import Prompt
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.score_request import ScoreRequest
@@ -59,7 +59,12 @@ async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> Score
         if type(first) is not type(second):
             raise invalid("query and items must both be texts, or both token ids", "items")
         prompts.append(first + second)  # type: ignore[operator]
-    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=labels)
+    with with_names({"logprob_token_ids": "label_token_ids"}):
+        params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=labels)
+    size = service.info.vocab_size
+    if max(labels) >= size:
+        told = f"label_token_ids is {max(labels)}. Allowed: token ids in [0, {size})"
+        raise invalid(told, "label_token_ids")
     submits = await _submits(service, body, name, prompts, params=params)
     return ScorePlan(submits=submits, labels=labels)
 
