@@ -2,9 +2,12 @@
 
 import gzip
 import json
+import os
 import shutil
+import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +223,28 @@ def test_a_profile_that_somebody_else_has_ended_is_lost(engine: Engine, tmp_path
     engine.profiler.start(str(tmp_path), steps=1)
     run(engine)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_ctrl_c_waits_for_the_beginning_and_the_end_of_a_profile(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("start", "stop"):
+        original = getattr(profile, name)
+
+        def pressed(self: Any, original: Callable[[Any], None] = original) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            original(self)
+
+        monkeypatch.setattr(profile, name, pressed)
+    with pytest.raises(KeyboardInterrupt):
+        engine.profiler.start(str(tmp_path))
+    run(engine)
+    with pytest.raises(KeyboardInterrupt):
+        engine.profiler.stop()
+    (path,) = tmp_path.iterdir()
+    assert steps(path)[:2] == ["extend:", "decode:"]
+    with pytest.raises(RequestError, match="No profile runs"):
+        engine.profiler.stop()
 
 
 def test_what_cannot_be_written_leaves_no_half_and_ends_no_request(

@@ -17,6 +17,7 @@ from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
+from headrace.engine.interrupts import interrupts_held
 from headrace.observers.spans import Spans
 
 log = get_logger(__name__)
@@ -120,7 +121,8 @@ class StepProfiler:
         self._written = []
         if not named and start_step is None:
             try:
-                self._begin(None)
+                with interrupts_held():
+                    self._begin(None)
             except RequestError:
                 self._forget()
                 raise
@@ -136,11 +138,12 @@ class StepProfiler:
         asked = self._asked
         if asked is None:
             raise RequestError("No profile runs", remedy="Start one first")
-        try:
-            if self._profile is not None:
-                self._end()
-        finally:
-            self._forget()
+        with interrupts_held():
+            try:
+                if self._profile is not None:
+                    self._end()
+            finally:
+                self._forget()
         if not self._written:
             raise RequestError("No step of the profile came", why="nothing was written")
         return {"path": self._written[0], "paths": list(self._written)}
@@ -171,9 +174,10 @@ class StepProfiler:
         """Write the profile, if one runs, where nobody waits to hear how that went."""
         if self._asked is None:
             return
-        if self._profile is not None:
-            self._close_part()
-        self._forget()
+        with interrupts_held():
+            if self._profile is not None:
+                self._close_part()
+            self._forget()
 
     # ---- inside
 
