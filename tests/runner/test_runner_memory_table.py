@@ -7,6 +7,7 @@ import torch
 from plan_cases import CPU, FAMILIES, GEMMA3, H100, LLAMA, persona, plan
 
 from headrace.config.hardware import GIB
+from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.models.registry import build_model
 from headrace.runner.memory_table import (
@@ -40,13 +41,17 @@ def test_weights_are_counted_exactly(family: str, changes: dict[str, object], dt
 def test_kv_of_a_token_is_what_the_pool_takes(family: str) -> None:
     traits = persona(FAMILIES[family]).traits
     attention = traits.attention
-    assert kv_bytes_per_token(traits, "bfloat16") == MHATokenToKVPool.bytes_per_token(
+    pool = MHATokenToKVPool(
+        Arena(torch.device("cpu")),
         num_layers=traits.num_layers,
+        num_pages=3,
+        page_size=4,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
         v_head_dim=attention.v_head_dim,
         dtype=torch.bfloat16,
     )
+    assert 3 * 4 * kv_bytes_per_token(traits, "bfloat16") == pool.keys.nbytes + pool.values.nbytes
 
 
 def test_saving_of_a_window_pool() -> None:
