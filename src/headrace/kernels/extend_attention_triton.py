@@ -25,14 +25,12 @@ from headrace.kernels.attention_math_triton import (
     check_layer,
     divide,
     dot,
-    load_rows,
-    locate,
-    logits_and_factor,
     padded,
 )
 from headrace.kernels.fused_math_triton import begin, launch_options, wait
 from headrace.kernels.kept_launches_triton import KeptLaunches, aligned
-from headrace.kernels.whole_blocks_triton import load_block, slots_of, takes_blocks
+from headrace.kernels.key_blocks_triton import first_pages, visit_block
+from headrace.kernels.whole_blocks_triton import slots_of, takes_blocks
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory of a block
 WHOLE_BLOCK = 64  # keys that a descriptor brings at once
@@ -305,30 +303,12 @@ def _visit(
 
     Unless MASKED every query of the tile sees every key of them.
     """
-    # A block by a descriptor lies in one page, at first `page`; the next is looked up meanwhile.
     for block in tl.range(start, end, BLOCK, num_stages=2 if MASKED else STAGES):
-        position = block + tl.arange(0, BLOCK)
-        live = tl.full([BLOCK], True, tl.int1)
-        if MASKED:
-            live = (position >= first) & (position < stop)
-        if key_slots is None:
-            pages, places = locate(table, block, live, stop, PAGE, BLOCK)
-            k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
-            v = load_rows(
-                vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
-            )
-        else:
-            k = load_block(key_slots, page, block % PAGE, kv_head, K_STRIDES)
-            v = load_block(value_slots, page, block % PAGE, kv_head, V_STRIDES)
-            page = tl.load(table + (block + BLOCK) // PAGE, mask=block + BLOCK < end, other=0)
-            if MASKED:
-                v = tl.where(live[:, None], v, 0.0)  # 0 times NaN would be NaN
-        logits, factor = logits_and_factor(query, k, scale, soft_cap)
-        if MASKED:
-            sees = live[None, :] & (position[None, :] <= place[:, None])
-            if window is not None:
-                sees = sees & (position[None, :] > place[:, None] - window)
-            logits = tl.where(sees, logits, float("-inf"))
+        logits, factor, v, page = visit_block(
+            block, end, first, stop, query, place, keys, vals, key_slots, value_slots, kv_head,
+            table, page, scale, soft_cap, window, MASKED, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD,
+            PAGE, BLOCK, K_STRIDES, V_STRIDES,
+        )  # fmt: skip
         top, total, values = _softmax_step(logits, factor, v, top, total, values)
     return top, total, values
 
@@ -423,14 +403,10 @@ def _extend_kernel(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, VALUE_PAD], tl.float32)
-    # All pages that loops begin with are looked up here, so that none of them waits.
     edge = first // BLOCK * BLOCK
-    edge_page, whole_page, partial_page = 0, 0, 0
-    if key_slots is not None:
-        if window is not None:
-            edge_page = tl.load(table + edge // PAGE, mask=edge < whole, other=0)
-        whole_page = tl.load(table + whole // PAGE, mask=whole < partial, other=0)
-        partial_page = tl.load(table + partial // PAGE, mask=partial < stop, other=0)
+    edge_page, whole_page, partial_page = first_pages(
+        table, key_slots, edge, whole, partial, stop, window, PAGE
+    )
     if window is not None:
         top, total, values = _visit(
             edge, whole, first, stop, query, place, keys, vals,

@@ -5,14 +5,13 @@
 import triton
 import triton.language as tl
 
-from headrace.kernels.attention_math_triton import load_rows, locate, logits_and_factor
 from headrace.kernels.invariant_attention_math_triton import (
     empty,
     split_start,
     take_block,
     take_split,
 )
-from headrace.kernels.whole_blocks_triton import load_block
+from headrace.kernels.key_blocks_triton import first_pages, visit_block
 
 
 @triton.jit
@@ -60,30 +59,12 @@ def _visit(
 
     Unless MASKED every query of the tile sees every key of them.
     """
-    # A block by a descriptor lies in one page, at first `page`; the next is looked up meanwhile.
     for block in tl.range(start, end, BLOCK, num_stages=2 if MASKED else STAGES):
-        position = block + tl.arange(0, BLOCK)
-        live = tl.full([BLOCK], True, tl.int1)
-        if MASKED:
-            live = (position >= first) & (position < stop)
-        if key_slots is None:
-            pages, places = locate(table, block, live, stop, PAGE, BLOCK)
-            k = load_rows(keys, pages, places, live, K_STRIDES[0], K_STRIDES[1], DIM, DIM_PAD)
-            v = load_rows(
-                vals, pages, places, live, V_STRIDES[0], V_STRIDES[1], VALUE_DIM, VALUE_PAD
-            )
-        else:
-            k = load_block(key_slots, page, block % PAGE, kv_head, K_STRIDES)
-            v = load_block(value_slots, page, block % PAGE, kv_head, V_STRIDES)
-            page = tl.load(table + (block + BLOCK) // PAGE, mask=block + BLOCK < end, other=0)
-            if MASKED:
-                v = tl.where(live[:, None], v, 0.0)  # 0 times NaN would be NaN
-        logits, factor = logits_and_factor(query, k, scale, soft_cap)
-        if MASKED:
-            sees = live[None, :] & (position[None, :] <= place[:, None])
-            if window is not None:
-                sees = sees & (position[None, :] > place[:, None] - window)
-            logits = tl.where(sees, logits, float("-inf"))
+        logits, factor, v, page = visit_block(
+            block, end, first, stop, query, place, keys, vals, key_slots, value_slots, kv_head,
+            table, page, scale, soft_cap, window, MASKED, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD,
+            PAGE, BLOCK, K_STRIDES, V_STRIDES,
+        )  # fmt: skip
         top, total, values = take_block(logits, factor, v, top, total, values)
         if FOLDS:  # noqa: SIM102 (a constant, and a value on the device)
             if block + BLOCK == ends:
@@ -130,13 +111,9 @@ def sweep(
 ):
     """The sum over the blocks from `edge` to `stop`, masked before `whole` and from `partial` on:
     of all their splits, or without FOLDS as those of one. `split`: the one that `edge` lies in."""
-    # All pages that loops begin with are looked up here, so that none of them waits.
-    edge_page, whole_page, partial_page = 0, 0, 0
-    if key_slots is not None:
-        if window is not None:
-            edge_page = tl.load(table + edge // PAGE, mask=edge < whole, other=0)
-        whole_page = tl.load(table + whole // PAGE, mask=whole < partial, other=0)
-        partial_page = tl.load(table + partial // PAGE, mask=partial < stop, other=0)
+    edge_page, whole_page, partial_page = first_pages(
+        table, key_slots, edge, whole, partial, stop, window, PAGE
+    )
     ends = split_start(split + 1, GROWS)
     top, total, values = empty(ROWS, VALUE_PAD)
     all_top, all_total, all_values = empty(ROWS, VALUE_PAD)
