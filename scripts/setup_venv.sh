@@ -8,7 +8,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-extra=${1:?usage: scripts/setup_venv.sh demo|dev|bench}
+extra=${1:-}
+case $extra in
+demo | dev | bench) ;;
+*)
+    echo "usage: scripts/setup_venv.sh demo|dev|bench" >&2
+    exit 2
+    ;;
+esac
 venv=.venv
 stamp=$venv/.headrace-$extra
 cpu_index=https://download.pytorch.org/whl/cpu
