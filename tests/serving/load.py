@@ -2,6 +2,7 @@
 
     python tests/serving/load.py                      # a tiny random model, 500 streams, 120 s
     python tests/serving/load.py --streams 50 --seconds 10
+    python tests/serving/load.py --device cuda --dtype bfloat16      # other flags are the server's
 
 Starts a server of its own on a free port, prints what became of the requests, and ends with
 status 1 where one was lost or ended twice, the server failed, pages were held at the end, memory
@@ -275,8 +276,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--most-health-ms", type=float, default=100.0, help="99th percentile")
-    asked = parser.parse_args()
-    found = run(asked.streams, asked.seconds)
+    asked, flags = parser.parse_known_args()
+    found = run(asked.streams, asked.seconds, flags)
     print(" ".join(f"{name} {count}" for name, count in sorted(found.counts.items())))
     early, late = (size / 2**20 for size in found.memory)
     print(f"memory {early:.0f} MiB after half of the time, {late:.0f} MiB at the end")
