@@ -1,6 +1,5 @@
 """`LLM`: offline generation and embeddings in Python."""
 
-import difflib
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -65,10 +64,6 @@ class LLM:
     def __init__(
         self, model: str | os.PathLike[str], *, show_progress: bool = False, **options: Any
     ) -> None:
-        known = EngineConfig.field_help()
-        unknown = [_with_guess(name, known) for name in sorted(set(options) - set(known))]
-        if unknown:
-            raise TypeError(f"LLM got unknown options: {', '.join(unknown)}")
         self.config = EngineConfig(
             model=os.fspath(model) if isinstance(model, os.PathLike) else model, **options
         )
@@ -458,9 +453,3 @@ class LLM:
     def _params(self, params: Params | None, count: int) -> list[SamplingParams]:
         asked = self.engine.default_params if params is None else params
         return one_each("sampling_params", asked, SamplingParams, count)
-
-
-def _with_guess(name: str, known: Iterable[str]) -> str:
-    """`pagesize (page_size?)`"""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{name} ({close[0]}?)" if close else name

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, UnknownOptionError
 from headrace.config.engine_config import MAX_LAYERS, PAGE_SIZES, EngineConfig
+from headrace.config.other_words import ENGINE_WORDS, ONE_ONLY
 
 
 class Unprintable:
@@ -130,3 +131,31 @@ def test_messages_read_well() -> None:
         EngineConfig(model="tiny", seed=HUGE)
     with pytest.raises(ConfigError, match=r"^enable_overlap is 'off'\. Allowed: True or False; or"):
         EngineConfig(model="tiny", enable_overlap="off")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "answer"),
+    [
+        ("page_sise", r"did you mean page_size\?"),
+        ("tensor_parallel_size", "this version runs on one device; leave it out"),
+        ("gpu_memory_utilization", "use mem_fraction"),
+        ("max_num_seqs", "use max_running_requests"),
+        ("enforce_eager", "use decode_graph='off', prefill_graph='off'"),
+        ("trust_remote_code", "code that comes with a checkpoint is never run"),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered(option: str, answer: str) -> None:
+    with pytest.raises(
+        UnknownOptionError, match=rf"option of the engine: {option} \({answer}\)\.$"
+    ):
+        EngineConfig(model="tiny", **{option: 3})
+
+
+def test_other_words_lead_to_options_of_ours() -> None:
+    ours = set(EngineConfig.field_help())
+    words = ENGINE_WORDS
+    assert set(words.renamed.values()) <= ours
+    assert not ours & {*words.renamed, *words.switches, *words.advice}
+    assert set(ONE_ONLY) <= set(words.advice)
+    for options in words.switches.values():
+        EngineConfig(model="tiny", **options)

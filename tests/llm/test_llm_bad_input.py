@@ -238,7 +238,8 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"colour": "red"}, TypeError, ["colour"]),
+        ({"colour": "red", "pagesize": 16}, ConfigError, ["colour", "pagesize (did you mean"]),
+        ({"tensor_parallel_size": 2}, TypeError, ["runs on one device"]),
         ({"dtype": "float8"}, ConfigError, ["dtype", "bfloat16"]),
         ({"decode_graph": (1, 2)}, UnsupportedError, ["decode_graph", "auto or off"]),  # R163
         ({"attention_backend": "magic"}, UnsupportedError, ["magic", "torch_native"]),  # R161
@@ -261,11 +262,6 @@ def test_a_generation_config_nobody_could_ask_for(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"top_p": 7}')
     with pytest.raises(CheckpointError, match=r"generation_config.json: top_p is 7"):
         make_llm(folder)
-
-
-def test_an_unknown_option_is_guessed(folder: Path) -> None:
-    with pytest.raises(TypeError, match=r"unknown options: pagesize \(page_size\?\), zzz$"):
-        make_llm(folder, pagesize=16, zzz=1)
 
 
 @pytest.mark.parametrize("prompts", [["hello", "A"], [[1, 2], [3]], ["hello"]])

@@ -1,6 +1,7 @@
 """Every bad value of every field is refused by name, value and range; good ones are normalised."""
 
 import dataclasses
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
+from headrace.base.unknown_names import OtherWords
+from headrace.request.other_words import FORMS, POOLING_WORDS, SAMPLING_WORDS, STRUCTURED_WORDS
+from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import (
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -20,6 +24,7 @@ from headrace.request.sampling_params import (
     MAX_STRINGS,
     SamplingParams,
 )
+from headrace.request.structured_output import KINDS, StructuredOutput
 
 INF, NAN = float("inf"), float("nan")
 HUGE = 10**400
@@ -210,3 +215,39 @@ def test_what_is_on() -> None:
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
         assert SamplingParams(**{name: 0.5}).has_penalties
     assert SamplingParams(allowed_token_ids=[1]).has_bias
+
+
+@pytest.mark.parametrize(
+    ("field", "answer"),
+    [
+        ("temprature", r"did you mean temperature\?"),
+        ("max_new_tokens", "use max_tokens"),
+        ("guided_json", r"use structured=StructuredOutput\(json_schema=...\)"),
+        ("length_penalty", "it belongs to beam search, which this version does not have"),
+        ("logits_processors", "code of requests is not run"),
+    ],
+)
+def test_a_field_that_there_is_not_is_answered(field: str, answer: str) -> None:
+    told = rf"field of SamplingParams: {field} \({answer}\)\.$"
+    with pytest.raises(UnknownFieldError, match=told):
+        SamplingParams(**{field: 0})
+    with pytest.raises(UnknownFieldError, match=told):
+        replace(SamplingParams(), **{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (SAMPLING_WORDS, SamplingParams),
+        (STRUCTURED_WORDS, StructuredOutput),
+        (POOLING_WORDS, PoolingParams),
+    ],
+)
+def test_other_words_lead_to_fields_of_ours(words: OtherWords, params: type) -> None:
+    ours = {each.name for each in fields(params)}
+    assert set(words.renamed.values()) <= ours
+    assert not ours & {*words.renamed, *words.switches, *words.advice}
+
+
+def test_other_forms_lead_to_forms_of_ours() -> None:
+    assert set(FORMS.values()) <= set(KINDS)

@@ -10,10 +10,9 @@ from headrace.base.errors import ConfigError
 from headrace.cli import serve as verb
 from headrace.cli.flags import with_dashes
 from headrace.cli.main import build_parser, main
+from headrace.cli.other_flags import ALIASES, SWITCHES
 from headrace.cli.serve_flags import (
-    ALIASES,
     OPTIONS,
-    SWITCHES,
     serve_engine_config,
     server_config,
     with_settings,
@@ -128,7 +127,13 @@ def test_file_environment_and_flags_in_this_order(tmp_path, monkeypatch) -> None
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("no_such: 1\nport: 1", "unknown options: no_such"), ("[1]", "no options"), ("a: [", "read")],
+    [
+        ("no_such: 1\nport: 1", r"unknown options: no_such\."),
+        ("page_sise: 1", r"unknown options: page_sise \(did you mean --page-size\?\)\."),
+        ("quantization: fp8", "unknown options: quantization .weights are taken as"),
+        ("[1]", "no options"),
+        ("a: [", "read"),
+    ],
 )
 def test_a_file_that_is_wrong(tmp_path, text, told) -> None:
     file = tmp_path / "serve.yaml"

@@ -180,6 +180,7 @@ def test_native_forms_that_cannot_be(http) -> None:
         ({"regex": "a", "ebnf": "b"}, "different forms"),
         ({"json_schema": "{"}, "no JSON"),
         ({"structured": {"regex": "a"}}, "not known"),
+        ({"temprature": 0}, "not known (did you mean temperature?)"),
     ):
         answer = http.post("/generate", json={"text": "a", "sampling_params": asked})
         assert answer.status_code == 400, answer.text

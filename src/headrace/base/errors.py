@@ -27,6 +27,10 @@ class ConfigError(HeadraceError, ValueError):
     """An engine option has a bad value, or options that cannot go together were asked for."""
 
 
+class UnknownOptionError(ConfigError, TypeError):
+    """An engine has no such option. A TypeError too, as Python's own for an unknown keyword is."""
+
+
 class CheckpointError(HeadraceError):
     """A model file is missing, truncated, of the wrong shape, or does not fit the model."""
 
@@ -37,6 +41,10 @@ class UnsupportedError(HeadraceError):
 
 class RequestError(HeadraceError, ValueError):
     """A request that can never be served; nothing ran and no other request is touched."""
+
+
+class UnknownFieldError(RequestError, TypeError):
+    """A request has no such option. A TypeError too, as Python's own for an unknown keyword is."""
 
 
 class TooLongError(RequestError):

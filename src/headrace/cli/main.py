@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ from headrace.base.log import log_to_stderr
 from headrace.cli import bench_serve, chat, watch_flags
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, integers, positive, positives, whole, with_dashes
+from headrace.cli.other_flags import meant
 from headrace.cli.parser import Parser
 from headrace.cli.sampling_flags import NOT_IN_CHAT, add_sampling_flags
 from headrace.cli.serve_flags import OPTIONS, add_serve_flags, with_settings
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return ERROR
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        parsed.parser.error(f"unknown: {' '.join(unknown)}{_meant(unknown, parsed.parser)}")
+        known = list(parsed.parser._option_string_actions)
+        parsed.parser.error(f"unknown: {' '.join(_answered(word, known) for word in unknown)}")
     debug = False
     _replace_what_cannot_be_shown()
     try:
@@ -84,12 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ERROR
 
 
-def _meant(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """The flags of a verb that come close to those it does not know."""
-    known = list(parser._option_string_actions)
-    flags = (word.partition("=")[0] for word in unknown if word.startswith("--"))
-    close = [match for flag in flags for match in get_close_matches(flag, known, 1, 0.8)]
-    return f"; did you mean {', '.join(close)}?" if close else ""
+def _answered(word: str, known: Sequence[str]) -> str:
+    """A word that a verb does not know; if it is a flag, with what to type in its place."""
+    answer = meant(word.partition("=")[0], known) if word.startswith("--") else ""
+    return f"{word} ({answer})" if answer else word
 
 
 def _replace_what_cannot_be_shown() -> None:

@@ -1,4 +1,5 @@
-"""Flags of `headrace serve`: those of engine and server, and the names that SGLang and vLLM have.
+"""Flags of `headrace serve`: those of engine and server; the names that vLLM and SGLang have are
+taken too.
 
 A flag may also come from a YAML file (`--config FILE`) or from the environment (`HEADRACE_` and
 the name of the option). All three become one command line, which is read once: the file first,
@@ -14,51 +15,10 @@ from typing import Any
 from headrace.base import env
 from headrace.base.errors import ConfigError
 from headrace.cli.flags import add_field_flags, given_fields
+from headrace.cli.other_flags import ALIASES, ONE_ONLY, SWITCHES, flag_of, meant
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig
 
-# Their name -> ours. A value of the flag stays where it is.
-ALIASES = {
-    "--chunked-prefill-tokens": "--chunked-prefill-size",
-    "--context-length": "--max-model-len",
-    "--cuda-graph-bs": "--decode-graph",
-    "--gpu-memory-utilization": "--mem-fraction",
-    "--kv-cache-type": "--kv-cache-dtype",
-    "--max-num-batched-tokens": "--chunked-prefill-size",
-    "--max-num-seqs": "--max-running-requests",
-    "--mem-fraction-static": "--mem-fraction",
-    "--model-path": "--model",
-    "--random-seed": "--seed",
-    "--enable-log-requests": "--log-requests",
-    "--tokenizer-path": "--tokenizer",
-    "--allowed-origins": "--cors-origins",
-}
-# Their flag without a value -> ours.
-SWITCHES = {
-    "--disable-cuda-graph": ("--decode-graph", "off", "--prefill-graph", "off"),
-    "--disable-overlap-schedule": ("--no-enable-overlap",),
-    "--disable-radix-cache": ("--no-enable-prefix-cache",),
-    "--enable-deterministic-inference": ("--deterministic",),
-    "--enable-prefix-caching": ("--enable-prefix-cache",),
-    "--enforce-eager": ("--decode-graph", "off", "--prefill-graph", "off"),
-    "--no-enable-prefix-caching": ("--no-enable-prefix-cache",),
-    # What they switch on is always on here.
-    "--enable-auto-tool-choice": (),
-    "--enable-cache-report": (),
-    "--enable-metrics": (),
-}
-# Sizes of groups: 1 is what there is.
-ONE_ONLY = (
-    "--data-parallel-size",
-    "--dp-size",
-    "--ep-size",
-    "--nnodes",
-    "--pipeline-parallel-size",
-    "--pp-size",
-    "--tensor-parallel-size",
-    "--tp",
-    "--tp-size",
-)
 CONFIG_FLAG = "--config"
 OPTIONS = tuple(
     entry.name for described in (EngineConfig, ServerConfig) for entry in fields(described)
@@ -194,20 +154,25 @@ def _from_file(path: str) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(OPTIONS))
     if unknown:
         raise ConfigError(
-            f"{path} names unknown options: {', '.join(unknown)}",
+            f"{path} names unknown options: {', '.join(map(_answered, unknown))}",
             remedy="headrace serve --help shows all, headrace serve --help WORD some",
         )
     return settings
 
 
+def _answered(name: str) -> str:
+    answer = meant(flag_of(name), [*map(flag_of, OPTIONS)])
+    return f"{name} ({answer})" if answer else name
+
+
 def _our_option(name: str) -> str:
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     return ALIASES.get(flag, flag).removeprefix("--").replace("-", "_")
 
 
 def _flags(name: str, value: Any) -> list[str]:
     """The option as it would be typed."""
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     is_switch = name in _SWITCH_OPTIONS
     word = str(value).lower() if is_switch else ""
     if value is None:
@@ -231,7 +196,7 @@ def _with_aliases(help_of: Mapping[str, str]) -> dict[str, str]:
 
 
 def _also(name: str) -> str:
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     others: Iterable[str] = sorted(other for other, ours in ALIASES.items() if ours == flag)
     others = [
         *others,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from headrace.base.errors import UnknownOptionError
+from headrace.base.unknown_names import names_answered
 from headrace.config.checks import (
     MAX_INT32,
     MAX_INT64,
@@ -16,6 +18,7 @@ from headrace.config.checks import (
     whole,
     wholes,
 )
+from headrace.config.other_words import ENGINE_WORDS
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -32,12 +35,14 @@ def option(default: Any, meaning: str, check: Check) -> Any:
     return field(default=default, metadata={"help": meaning, "check": check})
 
 
+@names_answered(ENGINE_WORDS, "option of the engine", UnknownOptionError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an operator can ask for; keywords of `LLM` and flags of the command line.
 
     Raises:
         ConfigError: a value is of another type or outside its range; names field, value and range.
+            Or there is no such field; names the one that was meant.
     """
 
     model: str = field(

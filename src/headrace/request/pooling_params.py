@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from numbers import Integral
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.base.shown import shown
+from headrace.base.unknown_names import names_answered
+from headrace.request.other_words import POOLING_WORDS
 
 POOLINGS = ("last", "mean")
 _MAX_DIMENSIONS = 2**31 - 1  # a model's own limit is checked where it is known
 
 
+@names_answered(POOLING_WORDS, "field of PoolingParams", UnknownFieldError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """Options of one embedding.

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.base.shown import shown
+from headrace.base.unknown_names import names_answered
+from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 1024
@@ -28,6 +30,7 @@ _MOST_IDS = {
 }
 
 
+@names_answered(SAMPLING_WORDS, "field of SamplingParams", UnknownFieldError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling options of one request.
@@ -62,7 +65,8 @@ class SamplingParams:
         include_stop_str_in_output, skip_special_tokens: how the text is cut.
 
     Raises:
-        RequestError: (a ValueError) naming field, value and range.
+        RequestError: (a ValueError) naming field, value and range; for a field that there is not,
+            the one that was meant.
     """
 
     max_tokens: int | None = None

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.base.shown import shown
+from headrace.base.unknown_names import names_answered
+from headrace.request.other_words import STRUCTURED_WORDS
 
 MAX_TEXT_BYTES = 1 << 18  # of a schema, an expression, a grammar, or all choices together
 MAX_CHOICES = 10_000
 KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "structural_tag")
 
 
+@names_answered(STRUCTURED_WORDS, "field of StructuredOutput", UnknownFieldError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
     """Exactly one of the forms; an answer that ends with "stop" has it.

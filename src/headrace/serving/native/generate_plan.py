@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
+from headrace.request.other_words import FIELD_WORDS, FORMS, SGLANG_NAMES
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import from_prompt, invalid
 from headrace.serving.hidden_states import check_states
@@ -13,20 +14,13 @@ from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.completion_request import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
 from headrace.serving.openai.sampling_fields import token_biases
-from headrace.serving.openai.structured_fields import FIELDS, of_plain_fields, one_form
+from headrace.serving.openai.structured_fields import of_plain_fields, one_form
 from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's
 _LONGEST_RID = 128
 
-# SGLang's names of sampling options -> ours.
-_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "no_stop_trim": "include_stop_str_in_output",
-}
 _KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {
     *("logprobs", "prompt_logprobs"),  # fields of the request
     "structured",  # comes under the names that SGLang has for forms
@@ -153,16 +147,20 @@ def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams
     asked: dict[str, Any] = {}
     forms: dict[str, Any] = {}
     for name, value in (given or {}).items():
-        ours = _NAMES.get(name, name)
+        ours = SGLANG_NAMES.get(name, name)
         if name in _WITHOUT_EFFECT or value is None:
             continue
-        if name in FIELDS:
+        if name in FORMS:
             forms |= {name: value}
         elif name in REFUSED and ours not in _KNOWN:
             if value not in (False, [], {}, ""):
                 raise invalid(f"{name} is not supported: {REFUSED[name]}", name)
         elif ours not in _KNOWN:
-            raise invalid(f"sampling_params holds {name[:80]!r}, which is not known", name[:80])
+            answer = FIELD_WORDS.answer(name, _KNOWN)
+            hint = f" ({answer})" if answer else ""
+            raise invalid(
+                f"sampling_params holds {name[:80]!r}, which is not known{hint}", name[:80]
+            )
         elif ours == "logit_bias" and isinstance(value, dict):
             asked[ours] = token_biases(value)
         else:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
+from headrace.request.other_words import ABSENT, FIELD_WORDS
 from headrace.serving.errors import invalid
 
 log = get_logger(__name__)
@@ -20,38 +21,27 @@ _OF_CHATS = "/v1/chat/completions has it"
 _TEXT_ONLY = "this model reads and writes text only"
 
 REFUSED = {
+    **ABSENT,
     "audio": _TEXT_ONLY,
     "bootstrap_host": _NOT_HERE,
     "bootstrap_room": _NOT_HERE,
     "container": "code is not run here",
     "chat_template": "templates of requests are not run; the operator names one with the model",
-    "custom_logit_processor": "code of requests is not run",
-    "custom_params": "code of requests is not run",
     "documents": "pass them as chat_template_kwargs",
     "function_call": "functions became tools; send tools and tool_choice",
     "functions": "functions became tools; send tools and tool_choice",
     "image_data": _TEXT_ONLY,
-    "input_embeds": _NOT_HERE,
-    "length_penalty": "it belongs to beam search, which this version does not have",
-    "lora_path": _NOT_HERE,
     "mcp_servers": "tools are called by the client",
     "mm_processor_kwargs": _TEXT_ONLY,
     "modalities": _TEXT_ONLY,
     "output_format": "send it as output_config.format",
     "prediction": _NOT_HERE,
-    "prompt_embeds": _NOT_HERE,
     "reasoning_effort": "it belongs to chat",
-    "repetition_detection": _NOT_HERE,
     "return_hidden_states": "/generate, /v1/completions and /v1/chat/completions have it",
     "return_routed_experts": "ask /generate for them",
     "session_id": _NOT_HERE,
     "session_params": _NOT_HERE,
-    "stop_regex": "use stop or stop_token_ids",
-    "stream_interval": "every step is sent as it comes",
     "suffix": "models here continue text and do not fill in",
-    "thinking_token_budget": _NOT_HERE,
-    "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
-    "use_beam_search": _NOT_HERE,
     "verbosity": _NOT_HERE,
     "video_data": _TEXT_ONLY,
     "web_search_options": _NOT_HERE,
@@ -101,8 +91,11 @@ def check_extra_fields(
         if why is None or not refuses:
             if name not in seen and len(seen) < 1000:
                 seen.add(name)
+                answer = FIELD_WORDS.answer(name, type(body).model_fields)
                 log.warning(
-                    "A request brings the unknown field %s, which has no effect", shown(name)
+                    "A request brings the unknown field %s, which has no effect%s",
+                    shown(name),
+                    f" ({answer})" if answer else "",
                 )
             continue
         asks_nothing = value is None or value is False or value in ([], {}, "")

@@ -13,23 +13,13 @@ from pydantic import BaseModel
 
 from headrace.base.errors import RequestError
 from headrace.base.shown import shown
+from headrace.request.other_words import FORMS
 from headrace.request.structured_output import StructuredOutput
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.openai.field_types import Texts
 
 Form = tuple[str, dict[str, Any]]  # the field that asks for it, arguments of `StructuredOutput`
 
-# SGLang's fields, in requests and in sampling_params, and vLLM's older ones -> ours.
-FIELDS = {
-    "json_schema": "json_schema",
-    "regex": "regex",
-    "ebnf": "grammar",
-    "structural_tag": "structural_tag",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_choice": "choice",
-}
 # What vLLM's structured_outputs holds -> ours.
 _VLLM = {
     "json": "json_schema",
@@ -65,7 +55,7 @@ def structured_output(fields: StructuredFields) -> StructuredOutput | None:
     Raises:
         ApiError: 400; several forms, or one that cannot be.
     """
-    forms = list(of_plain_fields({name: getattr(fields, name) for name in FIELDS}))
+    forms = list(of_plain_fields({name: getattr(fields, name) for name in FORMS}))
     if fields.response_format is not None:
         forms += _of_response_format(fields.response_format)
     if fields.structured_outputs is not None:
@@ -77,7 +67,7 @@ def of_plain_fields(fields: Mapping[str, Any]) -> Iterator[Form]:
     """Forms that are asked for by a field of their own; empty texts ask for none."""
     for name, value in fields.items():
         if value is not None and value != "":
-            yield name, {FIELDS[name]: legacy_as_tag(value) if "tag" in name else value}
+            yield name, {FORMS[name]: legacy_as_tag(value) if "tag" in name else value}
 
 
 def one_form(forms: list[Form]) -> StructuredOutput | None:

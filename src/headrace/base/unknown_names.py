@@ -1,0 +1,91 @@
+"""Names that a caller uses and we do not have: which of ours was meant, or why there is none."""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from headrace.base.errors import HeadraceError
+from headrace.base.shown import shown
+
+T = TypeVar("T")
+_LONGEST = 100  # characters of a name that is compared with ours
+_NEAR = 0.7  # of difflib: stop_ids is near to stop_token_ids, max_length to nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherWords:
+    """What other engines call things.
+
+    Attributes:
+        renamed: their name -> ours; the value stays as it is.
+        switches: their switch -> our options with their values; none: it is always on.
+        advice: their name -> what to use in its place, or why there is nothing.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
+
+    def answer(self, name: str, known: Collection[str]) -> str:
+        """What to write in place of `name`, which is none of `known`; "" where nobody knows."""
+        name = name[:_LONGEST]
+        if name in self.renamed:
+            return f"use {self.renamed[name]}"
+        if name in self.switches:
+            ours = [f"{option}={value!r}" for option, value in self.switches[name].items()]
+            return f"use {', '.join(ours)}" if ours else "it is always on"
+        if name in self.advice:
+            return self.advice[name]
+        if close := get_close_matches(name, known, n=1, cutoff=_NEAR):
+            return f"did you mean {close[0]}?"
+        theirs = (*self.renamed, *self.switches, *self.advice)
+        if close := get_close_matches(name, theirs, n=1, cutoff=0.8):
+            return f"as for {close[0]}: {self.answer(close[0], known)}"
+        return ""
+
+
+def names_answered(
+    words: OtherWords, kind: str, error: type[HeadraceError]
+) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass answer keywords that it has no field for with `error`.
+
+    Args:
+        kind: what its fields are, as "option of LLM".
+    """
+
+    def answering(described: type[T]) -> type[T]:
+        known = [each.name for each in fields(described)]  # type: ignore[arg-type]
+        known_keys = frozenset(known)
+        make = described.__init__
+
+        @functools.wraps(make)
+        def init(self: T, *values: Any, **named: Any) -> None:
+            if not named.keys() <= known_keys:
+                unknown = [name for name in named if name not in known_keys]
+                raise _unknown(unknown, known, words, kind, error)
+            make(self, *values, **named)
+
+        described.__init__ = init  # type: ignore[method-assign, assignment]
+        return described
+
+    return answering
+
+
+def _unknown(
+    names: Iterable[str],
+    known: Collection[str],
+    words: OtherWords,
+    kind: str,
+    error: type[HeadraceError],
+) -> HeadraceError:
+    answers = {name: words.answer(name, known) for name in names}
+    listed = [
+        shown(name).strip("'") + (f" ({answer})" if answer else "")
+        for name, answer in answers.items()
+    ]
+    several = "s" if len(listed) > 1 else ""
+    remedy = "" if all(answers.values()) else f"There are {', '.join(known)}"
+    noun, _, owner = kind.partition(" ")
+    return error(f"Unknown {noun}{several} {owner}: {', '.join(listed)}", remedy=remedy)

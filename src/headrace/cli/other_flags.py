@@ -1,0 +1,71 @@
+"""The flags that vLLM and SGLang have, in the place of which ours are taken or named."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from headrace.base.unknown_names import OtherWords
+from headrace.config.other_words import ENGINE_WORDS
+from headrace.config.other_words import ONE_ONLY as ONE_ONLY_OPTIONS
+from headrace.request.other_words import FORMS, SAMPLING_WORDS
+
+# Theirs of the server -> ours.
+_OF_SERVER = {"enable_log_requests": "log_requests", "allowed_origins": "cors_origins"}
+# What these switch on in a server is always on here.
+_ALWAYS_ON = ("enable_auto_tool_choice", "enable_cache_report", "enable_metrics")
+
+
+def flag_of(option: str) -> str:
+    """--max-model-len for max_model_len"""
+    return "--" + option.replace("_", "-")
+
+
+def _typed(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options as they are typed: `False` as --no-..., `True` as the flag alone."""
+    words: list[str] = []
+    for option, value in options.items():
+        flag = flag_of(option)
+        if value is False:
+            flag = flag.replace("--", "--no-", 1)
+        words += [flag] if isinstance(value, bool) else [flag, str(value)]
+    return tuple(words)
+
+
+ALIASES = {
+    flag_of(theirs): flag_of(ours)
+    for renamed in (ENGINE_WORDS.renamed, _OF_SERVER)
+    for theirs, ours in renamed.items()
+}
+"""Their name -> ours. A value of the flag stays where it is."""
+
+SWITCHES = {flag_of(theirs): _typed(ours) for theirs, ours in ENGINE_WORDS.switches.items()} | {
+    flag_of(theirs): () for theirs in _ALWAYS_ON
+}
+"""Their flag without a value -> ours."""
+
+ONE_ONLY = tuple(map(flag_of, ONE_ONLY_OPTIONS))
+"""Sizes of groups: 1 is what there is."""
+
+_RENAMED = ALIASES | {
+    flag_of(theirs): flag_of(ours) for theirs, ours in SAMPLING_WORDS.renamed.items()
+}
+_ADVICE = {
+    flag_of(theirs): advice
+    for words in (SAMPLING_WORDS, ENGINE_WORDS)
+    for theirs, advice in words.advice.items()
+} | {flag_of(theirs): f"use --structured {form}=..." for theirs, form in FORMS.items()}
+
+
+def meant(flag: str, known: Collection[str]) -> str:
+    """What to type in place of `flag`, or why there is nothing; "" where nobody knows.
+
+    Args:
+        known: the flags of the verb.
+    """
+    if _RENAMED.get(flag, flag) not in (flag, *known):
+        return ""  # another verb has it
+    switches = {theirs: ours for theirs, ours in SWITCHES.items() if set(ours) & set(known)}
+    words = OtherWords(
+        renamed={theirs: ours for theirs, ours in _RENAMED.items() if ours in known},
+        advice=_ADVICE | {theirs: f"use {' '.join(ours)}" for theirs, ours in switches.items()},
+    )
+    return words.answer(flag, known)
