@@ -112,7 +112,7 @@ def test_an_interrupted_call_leaves_a_stream_alone(llm: LLM) -> None:
     stream = llm.stream(PROMPT, LONG)
     pieces = [next(stream)]
     with (
-        mock.patch("headrace.llm.Progress.count", side_effect=KeyboardInterrupt),
+        mock.patch("headrace.engine.shared_engine.Progress.count", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         llm.generate(ids(4, 50), LONG, use_tqdm=False)

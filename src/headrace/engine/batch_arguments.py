@@ -17,6 +17,7 @@ Prompts = Prompt | Sequence[Prompt]
 Message = Mapping[str, Any]
 Made = TypeVar("Made")
 Option = TypeVar("Option", SamplingParams, PoolingParams)
+Params = SamplingParams | Sequence[SamplingParams]
 
 _PROMPTS = (str, list, tuple)  # a part of one of these kinds is a prompt, not a token
 _MESSAGES = "Give a list of messages, dicts with role and content"
@@ -72,8 +73,11 @@ def _as_list(name: str, value: Any, remedy: str) -> list[Any]:
     raise RequestError(f"{name} is {reprlib.repr(value)}", remedy=remedy)
 
 
-def one_each(name: str, params: Any, kind: type[Option], count: int) -> list[Option]:
-    """The options of each of `count` prompts."""
+def one_each(name: str, params: Any, default: Option, count: int) -> list[Option]:
+    """The options of each of `count` prompts; `default` where `params` is `None`."""
+    kind = type(default)
+    if params is None:
+        params = default
     if isinstance(params, kind):
         return [params] * count
     if not isinstance(params, list | tuple):

@@ -1,0 +1,114 @@
+"""An engine that threads share: they take turns, step by step, and their requests run in one batch."""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from headrace.base.errors import RequestError
+from headrace.config.engine_config import EngineConfig
+from headrace.engine.batch_arguments import for_each
+from headrace.engine.engine import Engine
+from headrace.engine.interrupts import interrupts_held
+from headrace.engine.outputs import Piece
+from headrace.engine.progress import Progress
+from headrace.engine.requests import PreparedRequest, RequestHandle
+from headrace.engine.turns import Turns
+
+
+class SharedEngine:
+    """Runs requests to their ends, each in the thread that asks for it.
+
+    Args:
+        show_progress: a bar while weights load.
+    """
+
+    def __init__(self, config: EngineConfig, *, show_progress: bool) -> None:
+        self._engine: Engine | None = Engine(config, progress=show_progress)
+        self._turns = Turns()
+        self._left: deque[str] = deque()  # requests whose callers went away
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath; raises `RequestError` after `close`."""
+        if self._engine is None:
+            raise RequestError("This LLM is closed", remedy="Make a new one")
+        return self._engine
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the engine for this thread alone."""
+        try:
+            with self._turns:
+                yield
+        finally:
+            self._abort_left()
+
+    def run(self, prepared: Sequence[PreparedRequest], *, bar: bool) -> list[RequestHandle]:
+        """Run requests to their ends.
+
+        Args:
+            bar: show how many have ended.
+        """
+        for_each(PreparedRequest.wait, prepared)  # for grammars, compiled side by side until now
+        handles: list[RequestHandle] = []
+        try:
+            with interrupts_held(), self.turn():
+                handles += map(self.engine.submit, prepared)
+            running = {handle.request_id: handle for handle in handles}
+            with interrupts_held() as held, Progress(len(handles), shown=bar) as progress:
+                for handle in handles:
+                    while not handle.is_finished:
+                        ended = self._step(handle)
+                        held.raise_pressed()
+                        progress.count([own for own in ended if running.pop(own.request_id, None)])
+                progress.count(running.values())  # these ended in steps of other threads
+        except BaseException:
+            self._leave(handles)
+            raise
+        return handles
+
+    def stream(self, prepared: PreparedRequest) -> Generator[Piece, None, None]:
+        """Run a request, piece by piece; who leaves early aborts it."""
+        handles: list[RequestHandle] = []
+        try:
+            with interrupts_held(), self.turn():
+                handles.append(self.engine.submit(prepared))
+            (handle,) = handles
+            is_finished = False
+            while not is_finished:
+                self._step(handle)
+                with self.turn():
+                    is_finished, pieces = handle.is_finished, handle.take_pieces()
+                yield from pieces
+        finally:
+            self._leave(handles)
+
+    def close(self) -> None:
+        """Abort what runs and give the model's memory back. Closing twice is fine."""
+        with self._turns:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+
+    def _step(self, handle: RequestHandle) -> list[RequestHandle]:
+        """One step, unless the request has ended meanwhile: by another thread, or by `close`."""
+        with self.turn():
+            return [] if handle.is_finished else self.engine.step()
+
+    def _leave(self, handles: Sequence[RequestHandle]) -> None:
+        """Abort what has not ended.
+
+        Never waits: the garbage collector may end a stream in the middle of anything, a turn of
+        this very thread included. Who has the turn sees to it at its end.
+        """
+        self._left.extend(handle.request_id for handle in handles if not handle.is_finished)
+        self._abort_left()
+
+    def _abort_left(self) -> None:
+        while self._left and self._turns.take_if_free():
+            try:
+                left = [self._left.popleft() for _ in range(len(self._left))]
+                if self._engine is not None:
+                    self._engine.abort(left)
+            finally:
+                self._turns.give_back()
