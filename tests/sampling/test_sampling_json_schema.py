@@ -52,6 +52,10 @@ SUPPORTED: dict[str, Any] = {
     "whole float bound": {"type": "integer", "minimum": 2.0, "maximum": 11.0},
     "multiple": {"type": "integer", "multipleOf": 7},
     "multiple in range": {"type": "integer", "multipleOf": 3, "minimum": 4, "maximum": 40},
+    "multiple in long range": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 10_000},
+    "largest multiple": {"type": "integer", "multipleOf": 1024},
+    "safe integers": {"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},
+    "all integers": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "number range": {"type": "number", "minimum": -1.5, "maximum": 2.25},
     "number open range": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "number above": {"type": "number", "exclusiveMinimum": 3},
@@ -124,11 +128,24 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "pattern newline": ({"type": "string", "pattern": "a\\nb"}, "escape in JSON"),
     "pattern backslash": ({"type": "string", "pattern": "\\\\"}, "escape in JSON"),
     "pattern anchor": ({"type": "string", "pattern": "a^b"}, "no answer begins"),
+    "pattern look-ahead": ({"type": "string", "pattern": "^(?=a).*$"}, "look-around"),
+    "pattern flags": ({"type": "string", "pattern": "(?i)a"}, "flags"),
+    "pattern class": ({"type": "string", "pattern": "[^]a]"}, "']' within a class"),
     "pattern no text": ({"type": "string", "pattern": 3}, "no string"),
+    "multiple above": ({"type": "integer", "multipleOf": 5, "minimum": 1}, "with two"),
+    "multiple in wide range": (
+        {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 10_000},
+        "at most 10000 numbers",
+    ),
+    "multiple in format": ({"type": "integer", "multipleOf": 5, "format": "int32"}, "at most 1"),
+    "huge multiple": ({"type": "integer", "multipleOf": 1025}, "1 to 1024"),
+    "integer format": ({"type": "integer", "format": "date"}, "not one of int8"),
+    "number format": ({"type": "number", "format": "int32"}, "not one of float, double"),
     "number multiple": ({"type": "number", "multipleOf": 0.5}, "says nothing about type number"),
     "mixed multiple": ({"type": ["integer", "number"], "multipleOf": 2}, "for type integer"),
     "broken bound": ({"type": "integer", "minimum": 1.5}, "whole number"),
     "huge bound": ({"type": "number", "minimum": 1e20}, "10**15"),
+    "huge integer bound": ({"type": "integer", "maximum": 2**63}, "2**63"),
     "old bound": ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, "exclusiveMinimum"),
     "bad count": ({"type": "string", "maxLength": -1}, "maxLength"),
     "crossed counts": ({"type": "array", "minItems": 3, "maxItems": 2}, "above"),
@@ -208,6 +225,24 @@ def test_what_would_be_passed_over_is_refused(name: str) -> None:
 def test_what_nothing_can_meet_is_refused(compiler, schema: Any, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         compiler.compile(form(json_schema=schema))
+
+
+def test_bounds_and_formats_of_integers_are_exact(compiler) -> None:
+    """z.int() of zod says the first, Option<u32> of Rust's schemars the second."""
+    safe = compiler.compile(
+        form(json_schema={"type": "integer", "minimum": 1 - 2**53, "maximum": 2**53 - 1})
+    )
+    rust = {"type": ["integer", "null"], "format": "uint32", "minimum": 0}
+    small = compiler.compile(form(json_schema=rust))
+    for compiled, low, high in ((safe, 1 - 2**53, 2**53 - 1), (small, 0, 2**32 - 1)):
+        assert [accepts(compiled, str(number)) for number in (low - 1, low, high, high + 1)] == [
+            False,
+            True,
+            True,
+            False,
+        ]
+    assert accepts(small, "null")
+    assert checked_schema('{"type": "number", "format": "double"}') == '{"type": "number"}'
 
 
 def nested(levels: int) -> Any:

@@ -1,6 +1,7 @@
 """JSON schemas: keywords of single values, and what they can be combined with."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ Pointer = tuple[str, ...]
 
 MAX_COUNT = 1_000_000
 MAX_NUMBER = 10**15
+INTEGERS = (-(2**63), 2**63 - 1)  # that xgrammar counts with
+MAX_MULTIPLE = 1024  # of larger ones, and in wider ranges, xgrammar holds no multiple
+MAX_MULTIPLE_RANGE = 10_000
 MAX_LENGTH_WITHIN_TEXT = 128  # as a pattern a length costs much
 
 FORMATS = frozenset(
@@ -32,11 +36,25 @@ FORMATS = frozenset(
         "relative-json-pointer",
     }
 )
+INTEGER_FORMATS = {
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": INTEGERS,
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, INTEGERS[1]),
+    "uint": (0, INTEGERS[1]),
+}
+"""OpenAPI's and Rust's names of ranges."""
+NUMBER_FORMATS = ("float", "double")
+
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 KEYWORDS = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
-    "integer": frozenset({*_BOUNDS, "multipleOf"}),
-    "number": frozenset(_BOUNDS),
+    "integer": frozenset({*_BOUNDS, "multipleOf", "format"}),
+    "number": frozenset({*_BOUNDS, "format"}),
     "boolean": frozenset[str](),
     "null": frozenset[str](),
     "array": frozenset(
@@ -113,23 +131,54 @@ def form_in_their_terms(keywords: dict[str, Any], within_text: bool, at: Pointer
         keywords["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{low},{high}}}$'
 
 
-def check_numbers(keywords: Mapping[str, Any], kinds: list[str], at: Pointer) -> None:
-    """Bounds and multiples as xgrammar can count them."""
+def check_numbers(keywords: dict[str, Any], kinds: list[str], at: Pointer) -> None:
+    """Bounds and multiples as xgrammar can count them; a format becomes bounds."""
     whole = "number" not in kinds
+    low, high = INTEGERS if whole else (-MAX_NUMBER, MAX_NUMBER)
     for name in _BOUNDS:
         if name in keywords:
             value = keywords[name]
-            if not _is_number(value) or abs(value) > MAX_NUMBER:
-                raise refused(at, f"{name} is {shown(value)}; numbers up to 10**15 are supported")
+            if not _is_number(value) or not low <= value <= high:
+                most = "2**63" if whole else "10**15"
+                raise refused(at, f"{name} is {shown(value)}; numbers up to {most} are supported")
             if whole and not float(value).is_integer():
                 raise refused(at, f"{name} of an integer is {shown(value)}, not a whole number")
+    if "format" in keywords and "string" not in kinds:
+        _format_as_bounds(keywords, whole, at)
     if "multipleOf" in keywords:
-        value = keywords["multipleOf"]
         if not whole:
             raise refused(at, "multipleOf is supported for type integer")
-        is_count = _is_number(value) and 1 <= value <= MAX_COUNT and float(value).is_integer()
-        if not is_count:
-            raise refused(at, f"multipleOf is {shown(value)}; 1 to {MAX_COUNT} are supported")
+        _check_multiple(keywords, at)
+
+
+def _format_as_bounds(keywords: dict[str, Any], whole: bool, at: Pointer) -> None:
+    """`int32` is a range; `double` says nothing that a number would not meet."""
+    name = keywords.pop("format")
+    known: Mapping[str, Any] = INTEGER_FORMATS if whole else dict.fromkeys(NUMBER_FORMATS)
+    if not isinstance(name, str) or name not in known:
+        raise refused(at, f"format {shown(name)} is not one of {', '.join(known)}")
+    if whole:
+        low, high = known[name]
+        keywords["minimum"] = max(keywords.get("minimum", low), low)
+        keywords["maximum"] = min(keywords.get("maximum", high), high)
+
+
+def _check_multiple(keywords: Mapping[str, Any], at: Pointer) -> None:
+    """xgrammar counts remainders where there are no bounds, lists what two bounds hold, and passes
+    over the multiple elsewhere."""
+    value = keywords["multipleOf"]
+    is_bounded = not keywords.keys().isdisjoint(_BOUNDS)
+    most = MAX_MULTIPLE_RANGE if is_bounded else MAX_MULTIPLE
+    if not (_is_number(value) and 1 <= value <= most and float(value).is_integer()):
+        raise refused(at, f"multipleOf is {shown(value)}; 1 to {most} are supported")
+    low = max(keywords.get("minimum", -math.inf), keywords.get("exclusiveMinimum", -math.inf) + 1)
+    high = min(keywords.get("maximum", math.inf), keywords.get("exclusiveMaximum", math.inf) - 1)
+    if is_bounded and high - low >= MAX_MULTIPLE_RANGE:
+        raise refused(
+            at,
+            "multipleOf is supported without bounds, or with two that have at most "
+            f"{MAX_MULTIPLE_RANGE} numbers between them",
+        )
 
 
 def check_counts(keywords: Mapping[str, Any], names: tuple[str, str], at: Pointer) -> None:

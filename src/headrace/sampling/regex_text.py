@@ -1,11 +1,12 @@
 """Regular expressions: what xgrammar would read otherwise than everybody is refused.
 
-xgrammar matches the whole answer and refuses look-around, back references, flags and the like by
-itself. It passes over anchors in the middle, takes unknown escapes for the letter, lets a dot match
-a line break, has blanks of its own, and writes what an expression spells into a JSON string as it
-is.
+xgrammar matches the whole answer and refuses back references and the like by itself. In a JSON
+string it passes over look-ahead and flags. It passes over anchors in the middle, takes unknown
+escapes for the letter, lets a dot match a line break, has blanks of its own, and writes what an
+expression spells into a JSON string as it is.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from headrace.base.errors import RequestError
 _CLASSES = "dDwWsS"
 _CONTROLS = "nrtfv"
 _NUMBERED = "xu"
+_PLAIN_GROUP = re.compile(r"\?(?::|<[A-Za-z_]\w*>)")  # (?:...), (?<name>...)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ def checked_regex(text: str, *, in_json: bool = False) -> str:
             raise _refused(text, atom.at, "'^' stands where no answer begins")
         if atom.text == "$" and not (depth == 0 and after in (None, "|")):
             raise _refused(text, atom.at, "'$' stands where no answer ends")
+        if atom.text == "(" and after == "?" and not _PLAIN_GROUP.match(text, atom.at + 1):
+            raise _refused(text, atom.at, "look-around and flags are not supported")
         if atom.text.startswith("["):
             parts.append(_class(text, atom, in_json))
             continue
@@ -88,6 +92,8 @@ def _class(text: str, atom: _Atom, in_json: bool) -> str:
     """A class of characters, with the blanks of \\s written out."""
     parts: list[str] = []
     inside = atom.text[1:-1]
+    if inside in ("", "^"):
+        raise _refused(text, atom.at, "']' within a class needs an escape")
     negated = inside.startswith("^")  # of these xgrammar leaves out what JSON escapes
     at = 0
     while at < len(inside):
