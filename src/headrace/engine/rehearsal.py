@@ -19,6 +19,7 @@ from headrace.base.decision import NotYet, Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.rows import RowStart
+from headrace.config.persona import Persona
 from headrace.engine.batch_explanation import BatchExplanation, ForeseenSteps
 from headrace.engine.engine import Engine
 from headrace.engine.prompts import Prompt, check_structured, stop_ids
@@ -32,12 +33,15 @@ from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import StepResult, TpModelWorker
-from headrace.scheduler.launch import LaunchedStep
+from headrace.scheduler.chooser import Share
+from headrace.scheduler.launch import LaunchedStep, StepWork
+from headrace.scheduler.row_spans import RowSpan, take_routing, take_states_of_rows
 from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.sequence import Sequence as ScheduledSequence
 from headrace.scheduler.sequence import State
 
 MOST_STEPS = 4096
-TOKEN = 0  # what every step is supposed to sample
+GREEDY_TOKEN = 0  # what every greedy step is supposed to take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,8 @@ class _DryRunner:
     """What a scheduler needs of a runner, with page tables on the host."""
 
     def __init__(self, runner: ModelRunner, *, rows: int, longest: int) -> None:
-        self.plan, self.persona, self.config = runner.plan, runner.persona, runner.config
+        self.plan, self.config = runner.plan, runner.config
+        self.persona = _without_contents(runner.persona)
         self.kv_budget, self.dtype, self.model = runner.kv_budget, runner.dtype, runner.model
         self.split_prefill, self.explain = runner.split_prefill, runner.explain
         self.device, self.kv_canary = torch.device("cpu"), None
@@ -143,6 +148,14 @@ class _DryRunner:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class _DrySplit:
+    """A step in parts. `layers`: those left."""
+
+    facts: BatchFacts
+    layers: int
+
+
 class _DryWorker:
     """Asks the selector about each step, and runs none."""
 
@@ -153,11 +166,12 @@ class _DryWorker:
     def forward_batch_generation(self, batch: ForwardBatch) -> StepResult:
         return self._take(batch.facts)
 
-    def begin_split(self, batch: ForwardBatch) -> BatchFacts:
-        return batch.facts
+    def begin_split(self, batch: ForwardBatch) -> _DrySplit:
+        return _DrySplit(facts=batch.facts, layers=len(self.runner.model.model.layers))
 
-    def advance_split(self, step: BatchFacts, layers: int) -> StepResult:
-        return self._take(step)
+    def advance_split(self, step: _DrySplit, layers: int) -> StepResult | None:
+        step.layers -= layers
+        return self._take(step.facts) if step.layers <= 0 else None
 
     def _take(self, facts: BatchFacts) -> StepResult:
         decision = self.runner.explain(facts)
@@ -177,23 +191,59 @@ class _DryWorker:
 
 
 class _DryScheduler(Scheduler):
-    """Takes a token for every sequence that samples, and looks at nothing else."""
+    """Takes what every step would bring, rows without contents and tokens without meaning."""
 
     def _take_results(self, step: LaunchedStep) -> None:
         for share in step.work.shares:
             if share.sequence.state is not State.FINISHED:
                 share.sequence.computed += share.new_tokens
+        _take_rows(step.work)
         for share in step.work.sampling:
             sequence = share.sequence
             if sequence.state is State.FINISHED:
                 continue
             first = not sequence.proven_finite
             sequence.proven_finite = True
-            sequence.tokens.append(TOKEN)
+            sequence.tokens.append(_token_of(sequence))
             if len(sequence.tokens) >= sequence.max_length:
                 self._finish(sequence, Finished("length"))
             elif first:
                 self.keeper.share(sequence)
+
+    def _fail(self, shares: list[Share], error: BaseException) -> None:
+        """A step of the rehearsal that fails would be told as one that ends its sequences."""
+        raise error
+
+
+def _take_rows(work: StepWork) -> None:
+    """What requests ask for besides tokens: retracted sequences do not compute it once more."""
+    for span in work.prompt_spans:
+        if len(span.sequence.prompt_entries) == span.first:
+            span.sequence.prompt_entries += [None] * span.count
+    finite = {share.sequence: True for share in work.shares}
+    parts = work.state_parts
+    states = _empty_rows(parts.rows, len(parts.layers) + 1)
+    take_states_of_rows(parts.rows, states, parts.layers, finite)
+    take_routing(work.routing, _empty_rows(work.routing, 1), finite)
+
+
+def _empty_rows(spans: Sequence[RowSpan[Any]], layers: int) -> Tensor:
+    """[rows of all spans, layers, 0]"""
+    return torch.empty((sum(span.count for span in spans), layers, 0), dtype=torch.uint8)
+
+
+def _token_of(sequence: ScheduledSequence) -> int:
+    """Sequences of different seeds go different ways, so that none finds the other's cached; no
+    model has these ids."""
+    greedy = sequence.request.params.greedy
+    return GREEDY_TOKEN if greedy else -1 - sequence.seed % (1 << 62)
+
+
+def _without_contents(persona: Persona) -> Persona:
+    """The same but for what a row of hidden states or experts holds, which is nothing."""
+    traits, moe = persona.traits, persona.traits.moe
+    moe = None if moe is None else replace(moe, num_experts_per_tok=0)
+    return replace(persona, traits=replace(traits, hidden_size=0, moe=moe))
 
 
 class _NoSink:

@@ -46,8 +46,8 @@ class StateRows(TokenRows):
         if self._newest:
             assert first == self.next_position, "rows come in order, each once"
             self._data.clear()
-            self.first, states = first + len(states) - 1, states[-1:]
-            first = self.first
+            first, states = first + len(states) - 1, states[-1:]
+            self.first = self.next_position = first
         self.append(first, states)
 
     def packed(self) -> PackedStates:

@@ -17,25 +17,24 @@ class TokenRows:
 
     Args:
         first: position of the first row. row_bytes: of each row.
+
+    Attributes:
+        next_position: the first position without a row.
     """
 
     def __init__(self, first: int, row_bytes: int) -> None:
-        self.first = first
+        self.first = self.next_position = first
         self._row_bytes = row_bytes
         self._data = bytearray()
-
-    @property
-    def next_position(self) -> int:
-        """The first position without a row."""
-        return self.first + len(self._data) // self._row_bytes
 
     def append(self, first: int, rows: NDArray[Any]) -> None:
         """Take the rows of positions from `first` on, [n, ...]."""
         assert first == self.next_position, "rows come in order, each once"
         self._data += np.ascontiguousarray(rows).data
+        self.next_position += len(rows)
 
     def take_prompt(self, other: Self, end: int) -> None:
         """Have the rows of positions before `end` from another sequence of the same prompt."""
-        count = (end - self.first) * self._row_bytes
-        if not self._data and 0 < count <= len(other._data):
-            self._data += memoryview(other._data)[:count]
+        if self.next_position == self.first < end <= other.next_position:
+            self._data += memoryview(other._data)[: (end - self.first) * self._row_bytes]
+            self.next_position = end
