@@ -86,6 +86,7 @@ def main(capability: int, *shapes: str) -> None:
     """Each shape is heads,kv_heads,dim,value_dim,page,dtype,plain|all."""
     kernels = recorders()
     extend_attention_triton.shared_memory = lambda device: SHARED[capability]
+    takes, takes_none = extend_attention_triton.takes_blocks, lambda cache, block: False
     for shape in shapes:
         *numbers, dtype, traits = shape.split(",")
         heads, kv_heads, dim, value_dim, page = map(int, numbers)
@@ -103,7 +104,7 @@ def main(capability: int, *shapes: str) -> None:
             }
         arguments = (q, *caches, table)
         for by_block in (True, False):  # where descriptors take the pool
-            extend_attention_triton.BY_BLOCK = by_block
+            extend_attention_triton.takes_blocks = takes if by_block else takes_none
             extend_attention_triton.paged_extend(
                 *arguments,
                 lens,
@@ -115,7 +116,7 @@ def main(capability: int, *shapes: str) -> None:
                 **options,
             )
             if by_block:
-                report("_extend_kernel by block", kernels["_extend_kernel"], capability)
+                report("extend_kernel by block", kernels["extend_kernel"], capability)
         for splits in (1, 4):
             decode_attention_triton.paged_decode(
                 *arguments,
@@ -126,7 +127,7 @@ def main(capability: int, *shapes: str) -> None:
                 **options,
             )
             if splits == 1:
-                report("_decode_kernel whole", kernels["_decode_kernel"], capability)
+                report("decode_kernel whole", kernels["decode_kernel"], capability)
         for name, kernel in kernels.items():
             report(name, kernel, capability)
 

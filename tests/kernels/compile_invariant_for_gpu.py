@@ -15,7 +15,7 @@ import torch
 from compile_for_gpu import Recorder
 
 from headrace.kernels import invariant_attention_triton, invariant_product_triton
-from headrace.kernels.invariant_product_tiles import ProductTile
+from headrace.kernels.invariant_product_settings import ProductSettings
 
 
 class Launches:
@@ -51,19 +51,21 @@ def products(kind: torch.dtype, pdl: bool) -> Iterator[str]:
         product(x, weight, residual=x, pdl=pdl)
         yield "_product_kernel"
         return
-    few = ProductTile(tokens=64, weights=16, block=128, warps=4, stages=9, prefetch=128)
-    wide = ProductTile(tokens=128, weights=256, block=64, warps=8, stages=4)
-    all_of_them = ProductTile(tokens=128, weights=256, block=64, warps=8, stages=3, persistent=True)
+    few = ProductSettings(tokens=64, weights=16, block=128, warps=4, stages=9, prefetch=128)
+    wide = ProductSettings(tokens=128, weights=256, block=64, warps=8, stages=4)
+    all_of_them = ProductSettings(
+        tokens=128, weights=256, block=64, warps=8, stages=3, persistent=True
+    )
     for tile, traits in (
         (few, {"residual": x}),
         (wide, {"activation": "silu"}),
         (all_of_them, {"residual": x}),
     ):
-        product(x, weight, tile=tile, pdl=pdl, **traits)
+        product(x, weight, settings=tile, pdl=pdl, **traits)
         yield "_product_kernel"
     short = torch.empty(200, 64, dtype=kind)
-    tile = ProductTile(tokens=64, weights=32, block=64, warps=4, stages=3)
-    product(short, torch.empty(64, 64, dtype=kind), residual=short, tile=tile, pdl=pdl)
+    tile = ProductSettings(tokens=64, weights=32, block=64, warps=4, stages=3)
+    product(short, torch.empty(64, 64, dtype=kind), residual=short, settings=tile, pdl=pdl)
     yield "_product_kernel"
 
 

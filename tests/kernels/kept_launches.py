@@ -35,6 +35,7 @@ triton.compiler.compile = compile_nothing
 
 from headrace.kernels import decode_attention_triton as decode_kernels  # noqa: E402
 from headrace.kernels import extend_attention_triton as extend_kernels  # noqa: E402
+from headrace.kernels.decode_attention_settings import DEEP, SHALLOW  # noqa: E402
 from headrace.kernels.decode_splits import DecodeScratch  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
@@ -80,7 +81,7 @@ def decode_calls(step: dict[str, Any], draw: random.Random) -> tuple[tuple[Any, 
         "splits": splits,
         "scratch": DecodeScratch.allocate(**sizes, device=torch.device("cpu")),
         "share": draw.choice((None, integers(1, draw.choice((0, 1))))),
-        "tile": draw.choice((None, decode_kernels.DEEP, decode_kernels.SHALLOW)),
+        "settings": draw.choice((None, DEEP, SHALLOW)),
         "tables_ready": draw.choice((False, True)),
     }
     return (step["page_table"], step["lens"]), named

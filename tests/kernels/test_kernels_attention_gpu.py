@@ -12,6 +12,7 @@ from attention_cases import Case, make
 
 from headrace.kernels import attention_twins
 from headrace.kernels.decode_splits import DecodeScratch
+from headrace.kernels.extend_attention_settings import extend_settings
 
 pytestmark = pytest.mark.gpu
 
@@ -112,8 +113,8 @@ def test_extend_by_whole_blocks(heads, dim, page, traits):
     named = {**batch.options, "max_extend": max(CHUNKS)}
     twin = attention_twins.paged_extend(*exact.extend_arguments(), **named, lse=twin_lse)
     whole = {"row_bytes": 4 * dim, "element": 2, "shared_memory": 227 * 1024, "by_block": True}
-    tile = extend_kernels.extend_tile(**whole)
-    assert tile.by_block
+    settings = extend_settings(**whole)
+    assert settings.by_block
     for heads_first in (False, True):
         caches = batch.k_cache, batch.v_cache
         if heads_first:
@@ -121,7 +122,7 @@ def test_extend_by_whole_blocks(heads, dim, page, traits):
         arguments = (batch.q, *caches, *batch.extend_arguments()[3:])
         lse = sums(batch)
         out = extend_kernels.paged_extend(
-            *arguments, **named, lse=lse, tile=tile, covered=sum(CHUNKS)
+            *arguments, **named, lse=lse, settings=settings, covered=sum(CHUNKS)
         )
         check(batch.case, out, lse, twin, twin_lse)
 
@@ -140,7 +141,7 @@ def test_long_extend_without_prefix(dtype, window):
 
 
 def compiled():
-    kernels = decode_kernels._decode_kernel, extend_kernels._extend_kernel
+    kernels = decode_kernels.decode_kernel, extend_kernels.extend_kernel
     device = torch.cuda.current_device()
     return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
 

@@ -13,10 +13,12 @@ from attention_cases import Case, make
 from headrace.base.errors import UnsupportedError
 from headrace.kernels import attention_twins, support_triton
 from headrace.kernels.decode_splits import DecodeScratch
+from headrace.kernels.extend_attention_settings import ExtendSettings, extend_settings
 
 triton = pytest.importorskip("triton", reason="the kernels need the triton package")
 decode_kernels = pytest.importorskip("headrace.kernels.decode_attention_triton")
 extend_kernels = pytest.importorskip("headrace.kernels.extend_attention_triton")
+attention_math = pytest.importorskip("headrace.kernels.attention_math_triton")
 whole_blocks = pytest.importorskip("headrace.kernels.whole_blocks_triton")
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
@@ -69,7 +71,7 @@ def sums(batch):
 
 def test_kernels_run_where_the_tests_mean_them_to():
     """In the interpreter on a CPU, compiled on a GPU: anything else would test nothing."""
-    kernel = decode_kernels._decode_kernel
+    kernel = decode_kernels.decode_kernel
     assert isinstance(kernel, triton.JITFunction) == torch.cuda.is_available()
 
 
@@ -136,8 +138,8 @@ def test_a_query_has_the_same_bits_in_any_chunk(window):
     assert torch.equal(extend(whole)[33:], extend(chunk))
 
 
-def test_the_tile_follows_the_model_and_the_device():
-    choose, kib = extend_kernels.extend_tile, 1024
+def test_settings_follow_the_model_and_the_device():
+    choose, kib = extend_settings, 1024
     large = choose(row_bytes=512, element=2, shared_memory=227 * kib)
     assert (large.rows, large.block_bytes, large.warps) == (128, 64 * kib, 8)
     small = choose(row_bytes=512, element=2, shared_memory=99 * kib)
@@ -149,7 +151,7 @@ def test_the_tile_follows_the_model_and_the_device():
         model = {"row_bytes": row_bytes, "element": 2}
         whole = choose(**model, shared_memory=227 * kib, by_block=True)
         assert whole.by_block
-        assert extend_kernels.block_keys(row_bytes, whole.block_bytes) == 64
+        assert attention_math.block_keys(row_bytes, whole.block_bytes) == 64
         assert not choose(**model, shared_memory=99 * kib, by_block=True).by_block
     assert not choose(row_bytes=1024, element=2, shared_memory=227 * kib, by_block=True).by_block
 
@@ -161,8 +163,8 @@ def test_large_tiles_agree_with_the_twin(window, page):
     case = Case(seq_lens=lens, extend_lens=new, heads=(3, 1), window=window, dtype=BRAIN, page=page)
     batch = make(case)
     lse, twin_lse = sums(batch), sums(batch)
-    tile = extend_kernels.ExtendTile(rows=128, block_bytes=32 * 1024, warps=8)
-    out = extend(batch, lse=lse, tile=tile)
+    settings = ExtendSettings(rows=128, block_bytes=32 * 1024, warps=8)
+    out = extend(batch, lse=lse, settings=settings)
     assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
 
 
@@ -184,13 +186,11 @@ def test_whole_blocks_by_descriptors(case, heads_first):
             for cache in (batch.k_cache, batch.v_cache)
         )
         batch = replace(batch, k_cache=k, v_cache=v)
-    tile = extend_kernels.ExtendTile(
-        rows=32, block_bytes=16 * 1024, warps=4, stages=3, by_block=True
-    )
+    settings = ExtendSettings(rows=32, block_bytes=16 * 1024, warps=4, stages=3, by_block=True)
     caches = batch.k_cache, batch.v_cache
     assert all(whole_blocks.takes_blocks(cache, 16) for cache in caches)
     lse, twin_lse = sums(batch), sums(batch)
-    out = extend(batch, lse=lse, tile=tile)
+    out = extend(batch, lse=lse, settings=settings)
     assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
 
 
@@ -205,9 +205,9 @@ def test_blocks_that_are_no_rectangles_come_row_by_row():
     )
     case = Case(seq_lens=(70,), extend_lens=(20,), dim=80, page=16)
     batch = make(case)
-    tile = extend_kernels.ExtendTile(rows=32, block_bytes=16 * 1024, warps=4, by_block=True)
+    settings = ExtendSettings(rows=32, block_bytes=16 * 1024, warps=4, by_block=True)
     lse, twin_lse = sums(batch), sums(batch)
-    out = extend(batch, lse=lse, tile=tile)
+    out = extend(batch, lse=lse, settings=settings)
     assert_agree(case, out, lse, extend(batch, attention_twins, lse=twin_lse), twin_lse)
 
 
@@ -217,8 +217,8 @@ def test_places_of_queries_that_do_not_exist_become_zero():
     batch, whole = make(case), extend(make(case))
     batch.extend_lens.copy_(torch.tensor([0, 17, 9]))
     out, lse = torch.full_like(batch.q, 42.0), sums(batch)
-    tile = extend_kernels.ExtendTile(rows=32, block_bytes=16 * 1024, warps=4)
-    extend(batch, out=out, lse=lse, covered=69, tile=tile)
+    settings = ExtendSettings(rows=32, block_bytes=16 * 1024, warps=4)
+    extend(batch, out=out, lse=lse, covered=69, settings=settings)
     gone = torch.zeros(73, dtype=torch.bool)
     gone[:20] = gone[37:60] = True
     assert (out[gone] == 0).all()
@@ -226,7 +226,7 @@ def test_places_of_queries_that_do_not_exist_become_zero():
     assert (out[69:] == 42.0).all()
     assert (lse[69:] == -1.0).all()
     torch.testing.assert_close(out[:69][~gone[:69]], whole[:69][~gone[:69]], rtol=1e-5, atol=1e-5)
-    assert (extend(batch, covered=69, tile=tile)[69:] == 0).all()
+    assert (extend(batch, covered=69, settings=settings)[69:] == 0).all()
 
 
 def test_scratch_is_reused_whatever_it_holds():

@@ -13,8 +13,8 @@ from fused_cases import assert_close, draw, exact
 
 from headrace.kernels import attention_twins as twins
 from headrace.kernels import few_rows as product_twin
-from headrace.kernels.few_rows_settings import CAPABILITY
-from headrace.kernels.invariant_product_tiles import ProductTile, product_tile
+from headrace.kernels.device_sizes import HOPPER
+from headrace.kernels.invariant_product_settings import ProductSettings, product_settings
 
 pytestmark = pytest.mark.gpu
 
@@ -37,8 +37,8 @@ def _cuda():
 
 @pytest.fixture
 def hopper(_cuda):
-    if torch.cuda.get_device_capability() != CAPABILITY:
-        pytest.skip(f"tiles differ on GPUs of compute capability {CAPABILITY} only")
+    if torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip(f"tiles differ on GPUs of compute capability {HOPPER} only")
 
 
 def product_arguments(rows, outputs, inputs, dtype, traits):
@@ -111,10 +111,12 @@ def test_a_product_has_the_same_bits_by_any_tile(tile, gated):
     for warps, persistent in ((4, False), (8, True)):
         if tokens // 16 < warps:
             continue
-        own = ProductTile(**shape, block=block, stages=stages, warps=warps, persistent=persistent)
+        own = ProductSettings(
+            **shape, block=block, stages=stages, warps=warps, persistent=persistent
+        )
         if own.tokens * own.weights // warps > 1 << 12:
             continue  # more sums than a warp has registers
-        assert torch.equal(product(**named, tile=own), whole), own
+        assert torch.equal(product(**named, settings=own), whole), own
 
 
 @pytest.mark.parametrize("dtype", [HALF, FLOAT])
@@ -132,7 +134,7 @@ def test_other_dtypes_of_products(dtype):
 def test_tiles_of_one_shape_do_differ():
     """Else the tests above would compare a kernel with itself."""
     given = {"gated": False, "dtype": BRAIN, "device": torch.device("cuda")}
-    assert len({product_tile(rows, 4096, 4096, **given) for rows in ROWS}) > 2
+    assert len({product_settings(rows, 4096, 4096, **given) for rows in ROWS}) > 2
 
 
 @pytest.mark.parametrize("size", [4096, 1024, 576])

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from headrace.base.errors import UnsupportedError
 from headrace.kernels import few_rows as twin
 from headrace.kernels import few_rows_settings, gated_activation, norm_rope_write
+from headrace.kernels.device_sizes import H200_SHARED
 from headrace.kernels.few_rows_settings import FewRowsSettings
 from headrace.kernels.gated_activation import summed
 
@@ -144,9 +145,9 @@ def test_the_rule_fits_the_device(rows, shape):
     stage = (settings.weights + tokens) * settings.block * HALF.itemsize
     tiles = triton.cdiv(outputs, settings.weights)
     assert settings.stages >= 2
-    assert settings.stages * stage <= few_rows_settings.SHARED
+    assert settings.stages * stage <= H200_SHARED
     assert inputs // settings.splits >= min(inputs, 512)
-    held = few_rows_settings.SHARED // (settings.stages * stage)
+    held = H200_SHARED // (settings.stages * stage)
     assert settings.splits == 1 or tiles * settings.splits <= 132 * held
 
 

@@ -83,8 +83,8 @@ def test_every_kernel_of_a_decoder_is_there(told: Any) -> None:
     counts = Counter(told["qwen3"]["ahead"])
     assert set(counts) == {
         *("_prepare_kernel", "_advance_kernel", "_norm_kernel", "_rope_kernel", "_gate_kernel"),
-        *("_matvec_kernel", "_few_rows_kernel", "_decode_kernel", "_combine_kernel"),
-        *("_extend_kernel", "_score_kernel", "narrow_kernel"),
+        *("_matvec_kernel", "_few_rows_kernel", "decode_kernel", "combine_kernel"),
+        *("extend_kernel", "_score_kernel", "narrow_kernel"),
         *("_prepare_extend_kernel", "_lengths_kernel", "_count_kernel", "_list_kernel"),
     }
     assert counts["_count_kernel"] == counts["_list_kernel"] == 1
@@ -98,14 +98,14 @@ def test_deterministic_kernels_have_few_variants(told: Any) -> None:
     assert counts["attend_kernel"] == 5  # decode in a graph and outside, whole or spread; extend
     assert 5 <= counts["_product_kernel"] <= 30  # by rows and shapes
     assert 1 <= counts["_few_rows_kernel"] <= 12
-    others = ("_matvec_kernel", "_gate_kernel", "_decode_kernel")
+    others = ("_matvec_kernel", "_gate_kernel", "decode_kernel")
     assert not any(counts[name] for name in others)
 
 
 def test_windows_are_compiled_for_too(told: Any) -> None:
     """The full layers of the second model find the kernels of the first."""
     counts = Counter(told["gemma3"]["ahead"])
-    assert (counts["_decode_kernel"], counts["_extend_kernel"]) == (5, 1)
+    assert (counts["decode_kernel"], counts["extend_kernel"]) == (5, 1)
 
 
 def test_the_kv_canary_is_compiled_ahead_for_each_group(told: Any) -> None:

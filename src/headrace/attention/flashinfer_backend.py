@@ -30,7 +30,7 @@ from headrace.batch.protocols import AttentionLayer
 from headrace.batch.transfer import to_device
 from headrace.config.hardware import Hardware
 from headrace.config.persona import KvKind
-from headrace.kernels.decode_splits import multiprocessors
+from headrace.kernels.device_sizes import multiprocessors
 
 PACKAGE = OptionalPackage(
     backend="flashinfer", module="flashinfer", install="pip install flashinfer-python"

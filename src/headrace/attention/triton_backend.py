@@ -29,8 +29,8 @@ from headrace.kernels.decode_splits import (
     decode_splits,
     fair_share,
     most_runs,
-    multiprocessors,
 )
+from headrace.kernels.device_sizes import multiprocessors
 from headrace.kernels.support_triton import has_dependent_launch, triton_available
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})

@@ -11,12 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.fused_math_triton import check_fused
+from headrace.kernels.fused_math_triton import LOG2_E, check_fused
 
 MAX_HEAD_DIM = 256
 MAX_PAGE = 128
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # The interpreter multiplies the raw bits of bfloat16 operands in `tl.dot` (seen in Triton 3.9).
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -81,19 +80,6 @@ def load_rows(
     offsets = pages.to(tl.int64) * PAGE_STRIDE + places * SLOT_STRIDE
     mask = live[:, None] & (column < DIM)[None, :]
     return tl.load(cache + offsets[:, None] + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def base2_logits(q, k, scale, soft_cap):
-    """[M, BLOCK] float32 logits times log2(e) of q [M, DIM_PAD] and k [BLOCK, DIM_PAD]."""
-    logits = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
-    if soft_cap is None:
-        logits *= scale * LOG2_E
-    else:
-        # tanh by one exponential: exact to a few 1e-7, and right at both infinities.
-        doubled = logits * (2.0 * LOG2_E * scale / soft_cap)
-        logits = (soft_cap * LOG2_E) * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
-    return logits
 
 
 @triton.jit

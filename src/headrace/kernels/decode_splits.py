@@ -5,7 +5,6 @@ all lengths up to the bound. The idea is flash-decoding (Dao et al., 2023).
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -63,14 +62,6 @@ def fair_share(
     keys = seen.sum(dtype=torch.int64) * kv_heads
     fair = keys // (PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
     return fair.clamp(min=KEYS_PER_SPLIT).to(torch.int32)[None]
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; 1 on the CPU, where the interpreter runs alone."""
-    if device.type == "cpu":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

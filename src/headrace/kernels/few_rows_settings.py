@@ -1,4 +1,4 @@
-"""Shapes of the programs of `few_rows`: measured ones, a rule for the rest, else cuBLAS.
+"""Settings of `few_rows`: measured ones, a rule for the rest, else cuBLAS.
 
 A table in place of autotuning, as in `matvec_settings`.
 """
@@ -7,19 +7,29 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.kernels.device_sizes import (
+    H200_MULTIPROCESSORS,
+    H200_SHARED,
+    takes_measured_settings,
+)
+
 MAX_ROWS = 128
 """Rows of x up to which reading the weights is the cost of a product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewRowsSettings:
-    """How a product of few rows is cut over programs.
+    """How a product of few rows is cut over programs, and when these may start.
 
-    weights: weight rows of a program; block: columns it reads at a time; stages: blocks in flight,
-    and one; splits: parts of the columns, each a program's of its own, whose sums the next kernel
-    adds; descriptor: tiles by tensor descriptors (TMA) where the rows of the weights are aligned;
-    prefetch: columns asked for while waiting for the kernel in front; dependent_launch: where the
-    caller allows it, start before that one has ended.
+    Attributes:
+        weights: weight rows of a program.
+        block: columns it reads at a time.
+        warps: of a program.
+        stages: blocks in flight, and one.
+        splits: parts of the columns, each a program's of its own, whose sums the next kernel adds.
+        descriptor: tiles by tensor descriptors (TMA) where the rows of the weights are aligned.
+        prefetch: columns asked for while waiting for the kernel in front.
+        dependent_launch: where the caller allows it, start before that one has ended.
     """
 
     weights: int
@@ -57,10 +67,6 @@ def _cut(
         dependent_launch=dependent_launch,
     )
 
-
-CAPABILITY = (9, 0)
-"""Of the GPUs that table and rule are for: others have less shared memory, or other
-instructions."""
 
 # (N, K) of the weights -> rows of x, up to which -> settings, or None for cuBLAS. One H200,
 # bfloat16, torch 2.11, Triton 3.6, 2026-11-29, product and its reader: docs/performance.md. Swept
@@ -126,8 +132,6 @@ MEASURED: dict[tuple[int, int], dict[int, FewRowsSettings | None]] = {
 }
 
 
-MULTIPROCESSORS = 132
-SHARED = 225 << 10  # bytes of shared memory that the programs on a multiprocessor divide
 MAX_STAGES = 8
 LEAST_INPUTS = 512  # half of the shortest rows that were measured
 HEAD = 1 << 16  # outputs, above which no gate and up lie
@@ -138,7 +142,7 @@ def few_rows_settings(
 ) -> FewRowsSettings | None:
     """For x [rows, inputs] and weights [outputs, inputs]; `None` where cuBLAS is faster, or nothing
     is known of the device."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
+    if not takes_measured_settings(device):
         return None
     measured = MEASURED.get((outputs, inputs))
     if measured is None:
@@ -159,10 +163,12 @@ def _by_rule(rows: int, outputs: int, inputs: int) -> FewRowsSettings | None:
     """
     if rows > MAX_ROWS or inputs < LEAST_INPUTS or inputs % 8:
         return None
-    narrow = 2 * outputs <= 64 * MULTIPROCESSORS  # at least two programs for each tile of outputs
+    narrow = (
+        2 * outputs <= 64 * H200_MULTIPROCESSORS
+    )  # at least two programs for each tile of outputs
     if rows <= 32 and narrow:
         return _spread(rows, outputs, inputs, 64, 256, least=512, prefetch=128)
-    if rows <= 32 and outputs <= 64 * MULTIPROCESSORS:
+    if rows <= 32 and outputs <= 64 * H200_MULTIPROCESSORS:
         return _spread(rows, outputs, inputs, 128, 128, least=1024, prefetch=256)
     if rows <= 16:
         return _spread(rows, outputs, inputs, 128, 128, programs=3, least=1024, prefetch=64)
@@ -188,8 +194,8 @@ def _spread(
     """Splits of at least `least` columns for up to `programs` at once on a multiprocessor, and the
     stages that fill its shared memory."""
     tiles = -(-outputs // weights)
-    splits = max(1, min(programs * MULTIPROCESSORS // tiles, inputs // least))
+    splits = max(1, min(programs * H200_MULTIPROCESSORS // tiles, inputs // least))
     tokens = 16 if rows <= 16 else 1 << (rows - 1).bit_length()
-    held = SHARED // programs // ((weights + tokens) * block * 2)
+    held = H200_SHARED // programs // ((weights + tokens) * block * 2)
     stages = min(MAX_STAGES, held, -(-inputs // block) // splits + 1)
     return _cut(weights, block, stages, splits, prefetch=prefetch, descriptor=descriptor)

@@ -9,13 +9,10 @@ Meaning: `few_rows`.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.base.errors import UnsupportedError
 from headrace.kernels.few_rows_settings import MAX_ROWS, FewRowsSettings
@@ -24,14 +21,12 @@ from headrace.kernels.fused_math_triton import (
     begin,
     check_fused,
     launch_options,
-    load_tile,
     next_power,
     prefetch,
     wait,
 )
 from headrace.kernels.gated_activation import Activation
-
-ALIGNMENT = 16  # bytes, of addresses and rows that a tensor descriptor takes
+from headrace.kernels.matrix_tiles_triton import load_tile, takes_tiles, tiles_of
 
 
 def few_rows(
@@ -75,12 +70,12 @@ def few_rows(
     block_tokens = min(MAX_ROWS, max(16, next_power(tokens)))
     pdl = pdl and settings.dependent_launch
     whole = inputs // settings.block // splits * settings.block  # every split has these columns
-    descriptor = settings.descriptor and _takes_descriptor(x) and _takes_descriptor(weight)
+    descriptor = settings.descriptor and takes_tiles(x) and takes_tiles(weight)
     _few_rows_kernel[(triton.cdiv(outputs, rows), splits, triton.cdiv(tokens, block_tokens))](
         x,
         weight,
-        _tiles(x, block_tokens, settings.block) if descriptor else None,
-        _tiles(weight, rows, settings.block) if descriptor else None,
+        tiles_of(x, block_tokens, settings.block) if descriptor else None,
+        tiles_of(weight, rows, settings.block) if descriptor else None,
         bias,
         residual,
         out,
@@ -102,16 +97,6 @@ def few_rows(
         **launch_options(pdl),
     )
     return out
-
-
-def _takes_descriptor(x: Tensor) -> bool:
-    aligned = (x.stride(0) * x.element_size(), x.data_ptr())
-    return all(value % ALIGNMENT == 0 for value in aligned)
-
-
-def _tiles(x: Tensor, rows: int, columns: int) -> Any:
-    """x [n, K] as tiles [rows, columns]; 0 past its ends."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
 @triton.jit(do_not_specialize=["tokens"])

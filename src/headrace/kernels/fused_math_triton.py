@@ -1,4 +1,4 @@
-"""What the fused kernels share: dependent launch, activations, paths of weights, argument checks.
+"""What the fused kernels share: dependent launch, activations, argument checks.
 
 Programmatic dependent launch: a kernel may start while the one in front still runs. Every kernel
 of such a chain waits, in every program, before it reads what an earlier kernel wrote and before it
@@ -33,21 +33,6 @@ def wait(PDL: tl.constexpr):
     """Until all kernels in front have ended and their writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def load_tile(tiles, lines, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """[rows, BLOCK] of the rows at `lines`, columns from `start`, 0 past the end; by descriptor
-    from `row` on."""
-    if tiles is not None:
-        tile = tiles.load([row, start])
-    else:
-        column = start + tl.arange(0, BLOCK)[None, :]
-        if SIZE % BLOCK == 0:
-            tile = tl.load(lines[:, None] + column)
-        else:
-            tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
-    return tile
 
 
 @triton.jit

@@ -5,8 +5,7 @@
 import triton
 import triton.language as tl
 
-from headrace.kernels.attention_math_triton import locate
-from headrace.kernels.fused_math_triton import begin, prefetch, wait
+from headrace.kernels.fused_math_triton import begin, wait
 from headrace.kernels.invariant_attention_math_triton import (
     empty,
     finish,
@@ -16,6 +15,7 @@ from headrace.kernels.invariant_attention_math_triton import (
     take_split,
 )
 from headrace.kernels.invariant_sweep_triton import sweep
+from headrace.kernels.key_blocks_triton import prefetch_block
 
 
 @triton.jit
@@ -152,12 +152,10 @@ def attend_kernel(
     for part in tl.static_range(EARLY):
         block = tl.maximum(edge, split_start(split, GROWS)) + part * BLOCK
         if block < stop:
-            within = tl.arange(0, BLOCK)
-            pages, spots = locate(table, block, block + within < stop, stop, PAGE, BLOCK)
-            lines = pages.to(tl.int64) * K_STRIDES[0] + spots * K_STRIDES[1]
-            prefetch(keys + lines, DIM, max(DIM_PAD, 64))
-            lines = pages.to(tl.int64) * V_STRIDES[0] + spots * V_STRIDES[1]
-            prefetch(vals + lines, VALUE_DIM, max(VALUE_PAD, 64))
+            prefetch_block(
+                table, block, stop, keys, vals, DIM, DIM_PAD, VALUE_DIM, VALUE_PAD, PAGE, BLOCK,
+                K_STRIDES, V_STRIDES,
+            )  # fmt: skip
     if TABLES_READY:
         wait(PDL)
 

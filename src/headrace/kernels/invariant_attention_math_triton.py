@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from headrace.kernels import invariant_splits
-from headrace.kernels.attention_math_triton import LN_2, LOG2_E, base2_lse, divide, dot
+from headrace.kernels.attention_math_triton import LN_2, base2_lse, divide, dot
+from headrace.kernels.fused_math_triton import LOG2_E
 
 FIRST_KEYS = tl.constexpr(invariant_splits.FIRST_KEYS)
 SAME_LENGTH = tl.constexpr(invariant_splits.SAME_LENGTH)

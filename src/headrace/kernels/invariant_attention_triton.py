@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from headrace.kernels.attention_math_triton import block_keys, check_layer, padded
-from headrace.kernels.extend_attention_triton import HOPPER_SHARED, shared_memory
+from headrace.kernels.device_sizes import HOPPER_SHARED, shared_memory
 from headrace.kernels.fused_math_triton import launch_options
 from headrace.kernels.invariant_attention_kernels_triton import attend_kernel, combine_kernel
 from headrace.kernels.invariant_splits import FIRST_KEYS, SplitScratch, most_splits, runs_of

@@ -14,16 +14,13 @@ Meaning: `few_rows.few_rows` without splits.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_math_triton import dot
-from headrace.kernels.decode_splits import multiprocessors
+from headrace.kernels.device_sizes import multiprocessors
 from headrace.kernels.few_rows_settings import FewRowsSettings
 from headrace.kernels.few_rows_triton import few_rows
 from headrace.kernels.fused_math_triton import (
@@ -31,14 +28,12 @@ from headrace.kernels.fused_math_triton import (
     begin,
     check_fused,
     launch_options,
-    load_tile,
     prefetch,
     wait,
 )
 from headrace.kernels.gated_activation import Activation
-from headrace.kernels.invariant_product_tiles import Tile, product_tile
-
-ALIGNMENT = 16  # bytes, of addresses and rows that a tensor descriptor takes
+from headrace.kernels.invariant_product_settings import Settings, product_settings
+from headrace.kernels.matrix_tiles_triton import load_tile, takes_tiles, tiles_of
 
 
 def invariant_product(
@@ -49,13 +44,13 @@ def invariant_product(
     residual: Tensor | None = None,
     activation: Activation | None = None,
     dtype: torch.dtype | None = None,
-    tile: Tile | None = None,
+    settings: Settings | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`few_rows.few_rows` without splits.
 
     Args:
-        tile: `product_tile` chooses if absent.
+        settings: `product_settings` chooses if absent.
         pdl: programmatic dependent launch.
 
     Raises:
@@ -73,8 +68,8 @@ def invariant_product(
     out = x.new_empty(tokens, outputs, dtype=dtype or x.dtype)
     if tokens == 0:
         return out
-    if tile is None:
-        tile = product_tile(
+    if settings is None:
+        settings = product_settings(
             tokens,
             weight.shape[0],
             inputs,
@@ -82,8 +77,8 @@ def invariant_product(
             dtype=x.dtype,
             device=x.device,
         )
-    if isinstance(tile, FewRowsSettings):
-        assert tile.splits == 1, "one chain"
+    if isinstance(settings, FewRowsSettings):
+        assert settings.splits == 1, "one chain"
         return few_rows(
             x,
             weight,
@@ -91,19 +86,19 @@ def invariant_product(
             residual=residual,
             activation=activation,
             dtype=dtype,
-            settings=tile,
+            settings=settings,
             pdl=pdl,
         )
-    rows = tile.weights if activation is None else tile.weights // 2
-    described = tile.descriptor and all(map(_takes_descriptor, (x, weight)))
-    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, rows)
-    if tile.persistent:
+    rows = settings.weights if activation is None else settings.weights // 2
+    described = settings.descriptor and all(map(takes_tiles, (x, weight)))
+    programs = triton.cdiv(tokens, settings.tokens) * triton.cdiv(outputs, rows)
+    if settings.persistent:
         programs = min(programs, multiprocessors(x.device))
     _product_kernel[(programs,)](
         x,
         weight,
-        _tiles(x, tile.tokens, tile.block) if described else None,
-        _tiles(weight, rows, tile.block) if described else None,
+        tiles_of(x, settings.tokens, settings.block) if described else None,
+        tiles_of(weight, rows, settings.block) if described else None,
         bias,
         residual,
         out,
@@ -113,30 +108,20 @@ def invariant_product(
         x.stride(0),
         0 if residual is None else residual.stride(0),
         INPUTS=inputs,
-        TOKENS=tile.tokens,
+        TOKENS=settings.tokens,
         WEIGHTS=rows,
-        BLOCK=tile.block,
-        STAGES=tile.stages,
-        GROUP=tile.group,
+        BLOCK=settings.block,
+        STAGES=settings.stages,
+        GROUP=settings.group,
         ACTIVATION=activation,
-        PREFETCH=min(tile.prefetch, inputs) if pdl else 0,
-        PERSISTENT=tile.persistent,
+        PREFETCH=min(settings.prefetch, inputs) if pdl else 0,
+        PERSISTENT=settings.persistent,
         PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=settings.warps,
+        num_stages=settings.stages,
         **launch_options(pdl),
     )
     return out
-
-
-def _takes_descriptor(x: Tensor) -> bool:
-    aligned = (x.stride(0) * x.element_size(), x.data_ptr())
-    return all(value % ALIGNMENT == 0 for value in aligned)
-
-
-def _tiles(x: Tensor, rows: int, columns: int) -> Any:
-    """x [n, K] as tiles [rows, columns]; 0 past its ends."""
-    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [rows, columns])
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])

@@ -1,4 +1,5 @@
-"""One block of keys as a tile of queries meets it: read from its page, multiplied, masked.
+"""One block of keys as a tile of queries meets it: asked for, read from its page, multiplied,
+masked.
 
 What follows, the running softmax and the order of its sums, is the caller's.
 """
@@ -9,7 +10,33 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.attention_math_triton import load_rows, locate, logits_and_factor
+from headrace.kernels.fused_math_triton import prefetch
 from headrace.kernels.whole_blocks_triton import load_block
+
+
+@triton.jit
+def prefetch_block(
+    table,
+    block,
+    stop,
+    keys,
+    vals,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+):
+    """Asks for the keys and values from `block` on to come to the L2; the first must exist."""
+    live = block + tl.arange(0, BLOCK) < stop
+    pages, places = locate(table, block, live, stop, PAGE, BLOCK)
+    lines = pages.to(tl.int64) * K_STRIDES[0] + places * K_STRIDES[1]
+    prefetch(keys + lines, DIM, max(DIM_PAD, 64))
+    lines = pages.to(tl.int64) * V_STRIDES[0] + places * V_STRIDES[1]
+    prefetch(vals + lines, VALUE_DIM, max(VALUE_PAD, 64))
 
 
 @triton.jit

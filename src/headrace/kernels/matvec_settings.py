@@ -1,4 +1,4 @@
-"""Shapes of the programs of `matvec`: measured ones, and a rule for the rest.
+"""Settings of `matvec`: measured ones, and a rule for the rest.
 
 A table in place of autotuning: nothing is compiled or timed at run time, so that a graph capture
 meets no kernel that its warm-up did not.
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 class MatvecSettings:
     """How the weights of a product are cut over programs, and when these may start.
 
-    rows: weight rows of a program; block: columns it reads at a time; dependent_launch: where the
-    caller allows it, start before the kernel in front has ended; prefetch: ask for the whole rows
-    while waiting for that end.
+    Attributes:
+        rows: weight rows of a program.
+        block: columns it reads at a time.
+        warps: of a program.
+        dependent_launch: where the caller allows it, start before the kernel in front has ended.
+        prefetch: ask for the whole rows while waiting for that end.
     """
 
     rows: int

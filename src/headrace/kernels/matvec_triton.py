@@ -22,6 +22,7 @@ from headrace.kernels.fused_math_triton import (
     wait,
 )
 from headrace.kernels.gated_activation import Activation
+from headrace.kernels.matrix_tiles_triton import load_tile
 from headrace.kernels.matvec_settings import MatvecSettings, matvec_settings
 
 
@@ -113,10 +114,10 @@ def _matvec_kernel(
     if ACTIVATION is not None:
         lines += outputs.to(tl.int64) * INPUTS
     begin(PDL)
-    first = _tile(lines, 0, INPUTS, BLOCK)
+    first = load_tile(None, lines, 0, 0, INPUTS, BLOCK)
     first_gate = first
     if ACTIVATION is not None:
-        first_gate = _tile(gates, 0, INPUTS, BLOCK)
+        first_gate = load_tile(None, gates, 0, 0, INPUTS, BLOCK)
     if PREFETCH:
         prefetch(lines, INPUTS, INPUTS_PAD)
         if ACTIVATION is not None:
@@ -132,10 +133,10 @@ def _matvec_kernel(
             squares += value * value
             scale = tl.load(norm_weight + column, mask=column < INPUTS, other=0.0)
             value *= scale.to(tl.float32)
-        tile = first if start == 0 else _tile(lines, start, INPUTS, BLOCK)
+        tile = first if start == 0 else load_tile(None, lines, 0, start, INPUTS, BLOCK)
         sums += tile.to(tl.float32) * value
         if ACTIVATION is not None:
-            tile = first_gate if start == 0 else _tile(gates, start, INPUTS, BLOCK)
+            tile = first_gate if start == 0 else load_tile(None, gates, 0, start, INPUTS, BLOCK)
             gate_sums += tile.to(tl.float32) * value
     rstd = 1.0
     if norm_weight is not None:
@@ -149,17 +150,6 @@ def _matvec_kernel(
         up = _finish(result, outputs + row, live, bias, None)
         result = activate(gate, ACTIVATION) * up
     tl.store(out + row, result.to(out.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def _tile(lines, start, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """[ROWS, BLOCK] of the rows at `lines`, columns from `start`; 0 past the end."""
-    column = start + tl.arange(0, BLOCK)[None, :]
-    if SIZE % BLOCK == 0:
-        tile = tl.load(lines[:, None] + column)
-    else:
-        tile = tl.load(lines[:, None] + column, mask=column < SIZE, other=0.0)
-    return tile
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.decode_splits import multiprocessors
+from headrace.kernels.device_sizes import multiprocessors
 from headrace.kernels.filters_triton import (
     FIELDS,
     MAX_TILES,

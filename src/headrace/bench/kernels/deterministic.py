@@ -4,7 +4,7 @@ Products as a layer asks for them, each with the kernel that reads it, by the op
 and by the default ones; attention by the backend `triton` of both. Every tile of a product is held
 against the bits of 8,192 rows first. Beside the tile that the rule or the table chooses the fastest
 of some others is told (`--tiles` prints all), and then as the table of
-`kernels/invariant_product_tiles.py` has it. Exit code 1 if a bit or a result is wrong.
+`kernels/invariant_product_settings.py` has it. Exit code 1 if a bit or a result is wrong.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from headrace.bench.kernels.products import (
 from headrace.bench.kernels.timing import copy_rate, time_calls, time_long_call
 from headrace.kernels import few_rows as twin
 from headrace.kernels.few_rows_settings import FewRowsSettings
-from headrace.kernels.invariant_product_tiles import MANY as MANY_ROWS
-from headrace.kernels.invariant_product_tiles import ProductTile, Tile, product_tile
+from headrace.kernels.invariant_product_settings import MANY as MANY_ROWS
+from headrace.kernels.invariant_product_settings import ProductSettings, Settings, product_settings
 
 LIMITS = {1: 16, 32: 64, 128: 128, 256: 256, 1024: 1024, 8192: MANY_ROWS}
 """Rows that are timed -> rows up to which their tile would stand in the table."""
@@ -67,10 +67,10 @@ PERSISTENT: tuple[Shape, ...] = (
 )
 
 
-def tiles(product: Product, rows: int) -> list[Tile]:
+def tiles(product: Product, rows: int) -> list[Settings]:
     """The chosen one first, then others."""
     gated = product.activation is not None
-    chosen = product_tile(
+    chosen = product_settings(
         rows,
         product.outputs,
         product.inputs,
@@ -79,7 +79,7 @@ def tiles(product: Product, rows: int) -> list[Tile]:
         device=torch.device("cuda"),
     )
     shapes = FEW if rows <= 64 else SOME if rows <= 128 else MANY
-    found: list[Tile] = [chosen]
+    found: list[Settings] = [chosen]
     if rows <= 64:
         left = (
             ((128, 128, 5), (256, 64, 4)) if gated else ((64, 256, 4), (64, 128, 8), (128, 128, 5))
@@ -94,7 +94,7 @@ def tiles(product: Product, rows: int) -> list[Tile]:
     ):
         if gated and weights < 32:
             continue
-        tile = ProductTile(
+        tile = ProductSettings(
             tokens=tokens,
             weights=weights,
             block=block,
@@ -113,7 +113,7 @@ class Work:
 
     product: Product
     rows: int
-    tile: Tile | None
+    tile: Settings | None
 
 
 def named_arguments(product: Product, rows: int, outputs: int) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def compile_product(work: Work) -> None:
     try:
         if work.tile is not None:
             named = named_arguments(product, work.rows, COMPILED)
-            invariant_product(weight=weight, **named, tile=work.tile)
+            invariant_product(weight=weight, **named, settings=work.tile)
         elif work.rows == 1:
             one_row(product, weight)(weight)
         elif work.rows <= 128 and few_rows.chosen(product, work.rows) is not None:
@@ -198,7 +198,7 @@ def default_call(product: Product, rows: int, weight: Tensor) -> Callable[[Tenso
 
 
 def own_call(
-    product: Product, rows: int, named: dict[str, Any], tile: Tile
+    product: Product, rows: int, named: dict[str, Any], tile: Settings
 ) -> Callable[[Tensor], object]:
     """Norm, product and reader of the deterministic operators; takes the weights."""
     from headrace.kernels.invariant_product_triton import invariant_product
@@ -207,7 +207,7 @@ def own_call(
     rotated_at_once = tile_tokens(MANY_TOKENS, HEAD_DIM)
     front = normed(product, rows, named["x"])
     read = reader(product, rows, tile=rotated_at_once)
-    return lambda it: (front(), read(invariant_product(weight=it, **named, tile=tile)))
+    return lambda it: (front(), read(invariant_product(weight=it, **named, settings=tile)))
 
 
 def timed(call: Callable[[Tensor], object], weights: list[Tensor], rows: int) -> float:
@@ -231,16 +231,16 @@ def bench_rows(
     whole: Tensor,
     *,
     verbose: bool,
-) -> tuple[bool, Tile]:
+) -> tuple[bool, Settings]:
     """Prints a line; False if bits differ, and the best tile."""
     from headrace.kernels.invariant_product_triton import invariant_product
 
     cut = of_rows(named, rows)
-    times: dict[Tile, float] = {}
+    times: dict[Settings, float] = {}
     right, chosen = True, tiles(product, rows)[0]
     for tile in tiles(product, rows):
         try:
-            out = invariant_product(weight=weights[0], **cut, tile=tile)
+            out = invariant_product(weight=weights[0], **cut, settings=tile)
             if not torch.equal(out, whole[:rows]):
                 print(f"WRONG BITS {product.name}, {rows} rows, {shown(tile)}")
                 right = False
@@ -263,14 +263,14 @@ def bench_rows(
     return right, best
 
 
-def shown(tile: Tile) -> str:
+def shown(tile: Settings) -> str:
     if isinstance(tile, FewRowsSettings):
         return f"left {(tile.weights, tile.block, tile.stages, tile.warps)}"
     shape = (tile.tokens, tile.weights, tile.block, tile.stages, tile.warps)
     return f"{shape}{' persistent' if tile.persistent else ''}"
 
 
-def in_code(tile: Tile) -> str:
+def in_code(tile: Settings) -> str:
     """As in the table."""
     if isinstance(tile, FewRowsSettings):
         return f"_left({tile.weights}, {tile.block}, {tile.stages})"
@@ -291,7 +291,7 @@ def bench_product(product: Product, *, verbose: bool) -> bool:
     meant = {name: of_rows(named, 64)[name] for name in ("x", "residual", "activation")}
     expected = twin.few_rows(weight=weights[0], **meant, dtype=torch.float32)
     right = check(product.name, whole[:64], expected)
-    best: dict[int, Tile] = {}
+    best: dict[int, Settings] = {}
     for rows in (rows for rows in ROWS if rows <= most):
         good, best[rows] = bench_rows(product, rows, weights, named, whole, verbose=verbose)
         right &= good

@@ -1,4 +1,4 @@
-"""Decode with other tiles, page layouts and ways to launch than the default."""
+"""Decode with other settings, page layouts and ways to launch than the default."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from attention_cases import DEVICE, Case, make
 
 from headrace.base.errors import UnsupportedError
 from headrace.kernels import attention_twins
+from headrace.kernels.decode_attention_settings import SHALLOW
 
 pytest.importorskip("triton", reason="the kernels need the triton package")
 kernels = pytest.importorskip("headrace.kernels.decode_attention_triton")
@@ -33,8 +34,8 @@ def both(batch, **options):
 @pytest.mark.parametrize(("block_bytes", "splits"), [(8 * 1024, 1), (128 * 1024, 2)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_blocks_shorter_and_longer_than_pages(case, block_bytes, splits):
-    tile = replace(kernels.SHALLOW, block_bytes=block_bytes)
-    for found, expected in zip(*both(make(case), splits=splits, tile=tile), strict=True):
+    settings = replace(SHALLOW, block_bytes=block_bytes)
+    for found, expected in zip(*both(make(case), splits=splits, settings=settings), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

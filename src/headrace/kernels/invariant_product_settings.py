@@ -1,4 +1,4 @@
-"""Tiles of `invariant_product`: they decide its speed, and no bit of its result.
+"""Settings of `invariant_product`: they decide its speed, and no bit of its result.
 
 Of few rows the weights are the left operand of the instructions (`few_rows`, without splits), of
 more rows x is: an instruction adds the same products in the same order either way.
@@ -11,24 +11,29 @@ from functools import cache
 
 import torch
 
-from headrace.kernels.few_rows_settings import (
-    CAPABILITY,
-    MULTIPROCESSORS,
-    SHARED,
-    FewRowsSettings,
+from headrace.kernels.device_sizes import (
+    H200_MULTIPROCESSORS,
+    H200_SHARED,
+    takes_measured_settings,
 )
+from headrace.kernels.few_rows_settings import FewRowsSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductTile:
-    """What a program multiplies.
+class ProductSettings:
+    """The tile that a program multiplies.
 
-    tokens: rows of x, a multiple of 64: the rows of a warp group's instruction, always. weights:
-    rows of the weights; of gate and up together where an activation is behind. block: columns at a
-    time. stages: blocks in flight, and one. group: tiles of tokens that go through the weights side
-    by side, so that both stay in the L2. prefetch: columns of the weights asked for while waiting
-    for the kernel in front. persistent: one program a multiprocessor takes tile after tile.
-    descriptor: tiles by tensor descriptors (TMA) where rows are aligned.
+    Attributes:
+        tokens: rows of x, a multiple of 64: the rows of a warp group's instruction, always.
+        weights: rows of the weights; of gate and up together where an activation is behind.
+        block: columns at a time.
+        warps: of a program.
+        stages: blocks in flight, and one.
+        group: tiles of tokens that go through the weights side by side, so that both stay in the
+            L2.
+        prefetch: columns of the weights asked for while waiting for the kernel in front.
+        persistent: one program a multiprocessor takes tile after tile.
+        descriptor: tiles by tensor descriptors (TMA) where rows are aligned.
     """
 
     tokens: int
@@ -47,7 +52,7 @@ class ProductTile:
         return (self.tokens + self.weights) * self.block * 2 * self.stages
 
 
-Tile = ProductTile | FewRowsSettings
+Settings = ProductSettings | FewRowsSettings
 
 
 def _tile(
@@ -59,8 +64,8 @@ def _tile(
     *,
     prefetch: int = 0,
     persistent: bool = False,
-) -> ProductTile:
-    return ProductTile(
+) -> ProductSettings:
+    return ProductSettings(
         tokens=tokens,
         weights=weights,
         block=block,
@@ -76,14 +81,15 @@ def _left(weights: int, block: int, stages: int) -> FewRowsSettings:
     return FewRowsSettings(weights=weights, block=block, warps=4, stages=stages, prefetch=256)
 
 
-EXACT = ProductTile(tokens=16, weights=32, block=32, warps=4, stages=2, descriptor=False)
+EXACT = ProductSettings(tokens=16, weights=32, block=32, warps=4, stages=2, descriptor=False)
 """Of float32, whose products are no tensor core's."""
-ANYWHERE = ProductTile(tokens=64, weights=64, block=64, warps=4, stages=3, descriptor=False)
+ANYWHERE = ProductSettings(tokens=64, weights=64, block=64, warps=4, stages=3, descriptor=False)
 """Of GPUs whose instructions were not looked at: one tile has one order."""
 
-# (rows of the weights, columns, gated) -> rows of x, up to which -> tile. Of more rows the rule's.
+# (rows of the weights, columns, gated) -> rows of x, up to which -> settings. Of more rows the
+# rule's.
 # Measured on an H200 in bfloat16, Triton 3.6, 2026-11.
-MEASURED: dict[tuple[int, int, bool], dict[int, Tile]] = {
+MEASURED: dict[tuple[int, int, bool], dict[int, Settings]] = {
     (6144, 4096, False): {
         16: _left(64, 256, 5),
         32: _left(64, 256, 4),
@@ -122,31 +128,31 @@ MEASURED: dict[tuple[int, int, bool], dict[int, Tile]] = {
     },
 }
 
-UP_TO = 1 << 10  # rows of x up to which each power of two has a tile; all more have that of MANY
+UP_TO = 1 << 10  # rows of x up to which each power of two has its own; all more have those of MANY
 MANY = 1 << 13
 # What a multiprocessor makes of the matrix rate by the weights of a tile of 128 rows of x.
 EFFICIENCY = {256: 1.0, 128: 0.92, 64: 0.7, 32: 0.4}
 
 
-def product_tile(
+def product_settings(
     rows: int, outputs: int, inputs: int, *, gated: bool, dtype: torch.dtype, device: torch.device
-) -> Tile:
-    """The tile for x [rows, inputs] and weights [outputs, inputs]; the same for all rows between
-    two powers of two, and for all above `UP_TO`."""
+) -> Settings:
+    """For x [rows, inputs] and weights [outputs, inputs]; the same for all rows between two powers
+    of two, and for all above `UP_TO`."""
     if dtype is torch.float32:
         return EXACT
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) != CAPABILITY:
+    if not takes_measured_settings(device):
         return ANYWHERE
     rows = 1 << max(4, (rows - 1).bit_length()) if rows <= UP_TO else MANY
-    return tile_on_hopper(rows, outputs, inputs, gated)
+    return settings_on_hopper(rows, outputs, inputs, gated)
 
 
 @cache
-def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
+def settings_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> Settings:
     """`rows` is a power of two, 16 at least."""
-    for limit, tile in sorted(MEASURED.get((outputs, inputs, gated), {}).items()):
+    for limit, settings in sorted(MEASURED.get((outputs, inputs, gated), {}).items()):
         if rows <= limit:
-            return tile
+            return settings
     if rows <= 32:
         return _fewest(rows, outputs, gated)
     return _few(rows, outputs, gated) if rows <= 128 else _many(rows, outputs)
@@ -155,32 +161,32 @@ def tile_on_hopper(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
 def _fewest(rows: int, outputs: int, gated: bool) -> FewRowsSettings:
     """64 rows of weights are one instruction's (of gate and of up each); more of them where all
     multiprocessors have work."""
-    wide = gated or outputs >= 128 * MULTIPROCESSORS
+    wide = gated or outputs >= 128 * H200_MULTIPROCESSORS
     weights, block = (128, 128) if wide else (64, 256)
-    return _left(weights, block, min(5, SHARED // ((rows + weights) * block * 2)))
+    return _left(weights, block, min(5, H200_SHARED // ((rows + weights) * block * 2)))
 
 
-def _few(rows: int, outputs: int, gated: bool) -> ProductTile:
+def _few(rows: int, outputs: int, gated: bool) -> ProductSettings:
     """Reading the weights is the cost: as wide as still keeps every multiprocessor reading."""
     least = 32 if gated or rows > 64 else 16
-    widths = [width for width in (128, 64, 32) if outputs >= width * (MULTIPROCESSORS - 4)]
+    widths = [width for width in (128, 64, 32) if outputs >= width * (H200_MULTIPROCESSORS - 4)]
     weights = widths[0] if widths else least
     programs = -(-outputs // weights)
-    together = 1 if programs <= MULTIPROCESSORS else 2
+    together = 1 if programs <= H200_MULTIPROCESSORS else 2
     block = 128 if rows + weights <= 128 else 64
-    stages = min(9, SHARED // together // ((rows + weights) * block * 2))
+    stages = min(9, H200_SHARED // together // ((rows + weights) * block * 2))
     return _tile(rows, weights, block, stages, 4 if rows == 64 else 8, prefetch=128)
 
 
-def _many(rows: int, outputs: int) -> ProductTile:
+def _many(rows: int, outputs: int) -> ProductSettings:
     """Multiplying is the cost: the width whose last wave of programs is the fullest, for what its
     programs make of the matrix rate."""
 
     def rate(weights: int) -> float:
         programs = rows // 128 * -(-outputs // weights)
-        waves = -(-programs // MULTIPROCESSORS)
+        waves = -(-programs // H200_MULTIPROCESSORS)
         return EFFICIENCY[weights] * outputs * rows / (waves * weights)
 
     weights = max(EFFICIENCY, key=rate)
-    stages = min(6, SHARED // ((128 + weights) * 128))
+    stages = min(6, H200_SHARED // ((128 + weights) * 128))
     return _tile(128, weights, 64, stages, 8)
