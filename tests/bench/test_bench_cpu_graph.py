@@ -7,7 +7,7 @@ import pytest
 
 from headrace import LLM
 from headrace.bench import cpu_graph
-from headrace.runner.cpu_graph_choice import read_gains, write_gain
+from headrace.runner.cpu_graph_gains import read_gains, write_gain
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

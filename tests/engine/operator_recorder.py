@@ -84,5 +84,5 @@ def compile_nothing(*_: Any, **__: Any) -> CompiledKernels:
 def as_if_on_a_gpu(monkeypatch: Any) -> None:
     """Plans admit prefill graphs, and runners record with `OperatorRecorder`."""
     monkeypatch.setattr("headrace.runner.dry_steps.compile_ahead", compile_nothing)
-    monkeypatch.setattr("headrace.runner.prefill_graph_choice._refusal", refuse_nothing)
+    monkeypatch.setattr("headrace.runner.choices.prefill_graph._refusal", refuse_nothing)
     monkeypatch.setattr("headrace.runner.forward_paths.GraphRecorder", OperatorRecorder)

@@ -74,7 +74,7 @@ from headrace.layers.invariant_format import InvariantFormat  # noqa: E402
 from headrace.layers.triton_operators import TritonOperators  # noqa: E402
 from headrace.runner import dry_steps, model_runner  # noqa: E402
 from headrace.runner.assembly import settle  # noqa: E402
-from headrace.runner.choices import decode_sizes  # noqa: E402
+from headrace.runner.choices.decode_graph import decode_sizes  # noqa: E402
 from headrace.runner.model_runner import ModelRunner  # noqa: E402
 from headrace.sampling.kernel_sampler import KernelSampler  # noqa: E402
 

@@ -7,7 +7,7 @@ from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import GIB, Hardware, assumed_hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.runner.choices import CheckpointFacts
+from headrace.runner.checkpoint_facts import CheckpointFacts
 from headrace.runner.persona import persona_of
 from headrace.runner.resolve import resolve
 

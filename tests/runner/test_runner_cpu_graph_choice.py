@@ -10,15 +10,15 @@ from plan_cases import CPU, CPU_WITH_COMPILER, H100, LLAMA, QWEN3, QWEN3_MOE, pe
 from headrace.base.decision import Decision
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
-from headrace.runner import cpu_graph_choice as choice
-from headrace.runner.cpu_graph_choice import CpuGraphGain
+from headrace.runner import cpu_graph_gains as kept
+from headrace.runner.cpu_graph_gains import CpuGraphGain
 from headrace.runner.resolve import CheckpointFacts, resolve
 
 GAIN = CpuGraphGain(
     cpu=CPU.name,
     torch=torch.__version__,
     threads=torch.get_num_threads(),
-    shape=choice.shape_of(persona().traits),
+    shape=kept.shape_of(persona().traits),
     dtype="float32",
     rows={"1": [30.0, 27.0], "8": [60.0, 50.0]},
     day="2026-11-29",
@@ -92,7 +92,7 @@ def test_experts_are_not_compiled() -> None:
 
 
 def test_measurements_are_kept_one_of_a_kind(cache: Path) -> None:
-    assert choice.read_gains(CPU.name) == ()
+    assert kept.read_gains(CPU.name) == ()
     later = replace(GAIN, day="2026-12-01")
     others = (
         replace(GAIN, cpu="another"),
@@ -100,13 +100,13 @@ def test_measurements_are_kept_one_of_a_kind(cache: Path) -> None:
         replace(GAIN, threads=GAIN.threads + 1),
     )
     for gain in (GAIN, *others, later):
-        assert choice.write_gain(gain) == cache / "cpu_graph.json"
-    assert choice.read_gains(CPU.name) == (later,)
-    assert choice.read_gains("another") == (others[0],)
+        assert kept.write_gain(gain) == cache / "cpu_graph.json"
+    assert kept.read_gains(CPU.name) == (later,)
+    assert kept.read_gains("another") == (others[0],)
 
 
 @pytest.mark.parametrize("text", ["not json", '[{"cpu": "x"}]'])
 def test_a_broken_file_is_told(cache: Path, text: str) -> None:
     (cache / "cpu_graph.json").write_text(text)
     with pytest.raises(ConfigError, match="does not hold measurements"):
-        choice.read_gains(CPU.name)
+        kept.read_gains(CPU.name)

@@ -6,7 +6,8 @@ import pytest
 from plan_cases import CPU, GEMMA3, H100, LLAMA, persona, plan
 
 from headrace.base.errors import ConfigError
-from headrace.runner.memory_table import canary_bytes_per_token, memory_table
+from headrace.runner.memory_sizes import canary_bytes_per_token
+from headrace.runner.memory_table import memory_table
 
 
 def test_off_unless_asked() -> None:

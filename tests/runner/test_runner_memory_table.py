@@ -10,14 +10,14 @@ from headrace.config.hardware import GIB
 from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.models.registry import build_model
-from headrace.runner.memory_table import (
+from headrace.runner.memory_sizes import (
     fixed_bytes,
     kv_bytes_per_token,
     kv_token_cap,
-    memory_table,
     weight_bytes,
     window_pool_saving,
 )
+from headrace.runner.memory_table import memory_table
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,8 +11,8 @@ from headrace.attention.registry import ATTENTION_BACKENDS, register_attention_b
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import assumed_hardware
-from headrace.runner.choices import CheckpointFacts
-from headrace.runner.memory_table import fixed_bytes
+from headrace.runner.checkpoint_facts import CheckpointFacts
+from headrace.runner.memory_sizes import fixed_bytes
 
 
 def test_same_input_same_plan_and_every_decision_has_a_reason() -> None:

@@ -17,7 +17,7 @@ from headrace.base.errors import HeadraceError
 from headrace.bench.decoding import Decoding
 from headrace.bench.load import Load
 from headrace.llm import LLM
-from headrace.runner.cpu_graph_choice import CpuGraphGain, shape_of, write_gain
+from headrace.runner.cpu_graph_gains import CpuGraphGain, shape_of, write_gain
 
 ROWS = (1, 8)
 CONTEXT = 128

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.bench.ceilings import Ceilings
 from headrace.config.persona import ModelTraits, MoeTraits
-from headrace.runner.memory_table import ITEM_BYTES
+from headrace.runner.memory_sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

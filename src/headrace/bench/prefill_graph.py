@@ -19,7 +19,7 @@ from headrace.bench.setting import Setting, use_threads
 from headrace.bench.shapes import shape_path
 from headrace.execution.path import ForwardPath
 from headrace.llm import LLM
-from headrace.runner.prefill_graph_choice import BREAKABLE, OFF, PIECEWISE, choose_prefill_graph
+from headrace.runner.choices.prefill_graph import BREAKABLE, OFF, PIECEWISE, choose_prefill_graph
 
 LENGTHS = (16, 64, 256, 1024)
 WAYS = (OFF, BREAKABLE, PIECEWISE)

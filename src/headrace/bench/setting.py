@@ -13,7 +13,7 @@ from headrace.checkpoint.names import resolve_model
 from headrace.checkpoint.opening import open_checkpoint
 from headrace.config.engine_config import DTYPES, EngineConfig
 from headrace.runner.assembly import settle
-from headrace.runner.choices import torch_device
+from headrace.runner.choices.device import torch_device
 from headrace.runner.detect import detect
 from headrace.version import __version__
 

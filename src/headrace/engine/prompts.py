@@ -11,7 +11,7 @@ from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.persona import ModelTraits
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
-from headrace.runner.memory_table import ITEM_BYTES
+from headrace.runner.memory_sizes import ITEM_BYTES
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.grammar_xgrammar import checked_form, require_xgrammar
 from headrace.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""An engine that threads share: they take turns, step by step, and their requests run in one batch."""
+"""An engine that threads share: they take turns, and their requests run in one batch."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence

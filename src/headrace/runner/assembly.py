@@ -4,7 +4,6 @@ The phases run over all runners of the device, a target now, a draft beside it l
 settle one joint budget, then pools, backends and paths.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -31,9 +30,10 @@ from headrace.memory.budget import (
 )
 from headrace.memory.free_memory import free_bytes
 from headrace.models.decoder import CausalDecoder
-from headrace.runner.cpu_graph_choice import read_gains
+from headrace.runner.checkpoint_facts import checkpoint_facts
+from headrace.runner.cpu_graph_gains import read_gains
 from headrace.runner.detect import detect
-from headrace.runner.memory_table import (
+from headrace.runner.memory_sizes import (
     canary_bytes_per_token,
     fixed_bytes,
     kv_bytes_per_token,
@@ -42,16 +42,10 @@ from headrace.runner.memory_table import (
 )
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.persona import persona_of
-from headrace.runner.resolve import CheckpointFacts, resolve
+from headrace.runner.resolve import resolve
 from headrace.runner.worker import TpModelWorker
 
 log = get_logger(__name__)
-
-STORED_DTYPES = {
-    "F32": "float32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +87,6 @@ def settle(
         hardware=hardware,
         plan=plan,
         tokenizer_source=_tokenizer_source(config, checkpoint),
-    )
-
-
-def checkpoint_facts(checkpoint: Checkpoint) -> CheckpointFacts:
-    """What the plan needs to know of the files: format, and the dtype most bytes are stored in."""
-    bytes_of: Counter[str] = Counter()
-    for entry in checkpoint.tensors.values():
-        bytes_of[STORED_DTYPES.get(entry.dtype, "packed")] += entry.nbytes
-    return CheckpointFacts(
-        load_format="gguf" if checkpoint.path.suffix == ".gguf" else "safetensors",
-        dtype=bytes_of.most_common(1)[0][0] if bytes_of else None,
     )
 
 

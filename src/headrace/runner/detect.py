@@ -12,7 +12,7 @@ import torch
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import ASSUMED_HARDWARE, Hardware
 from headrace.memory.free_memory import CGROUP, MEMINFO
-from headrace.runner.cpu_graph_choice import COMPILER
+from headrace.runner.choices.cpu_graph import COMPILER
 
 KERNEL_PACKAGES = ("triton", "flashinfer", "sgl_kernel")
 DEVICES = ("auto", "cuda", "cpu")

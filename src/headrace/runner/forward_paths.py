@@ -30,8 +30,8 @@ from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.tap import NO_TAPS, Taps
+from headrace.runner.choices.prefill_graph import OFF, PIECEWISE
 from headrace.runner.inner_states import with_asked_states, with_kept_states
-from headrace.runner.prefill_graph_choice import OFF, PIECEWISE
 
 if TYPE_CHECKING:
     from headrace.execution.decode_graph import DecodeGraphPath

@@ -49,8 +49,13 @@ from headrace.observers.kv_canary import KvCanary
 from headrace.observers.spans import Spans
 from headrace.observers.step_observer import Evidence, ForwardRun, Observers
 from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
-from headrace.runner.kv_canary_choice import build_kv_canary
-from headrace.runner.observing import ExpertWatch, build_observers, build_taps, watch_experts
+from headrace.runner.observing import (
+    ExpertWatch,
+    build_kv_canary,
+    build_observers,
+    build_taps,
+    watch_experts,
+)
 from headrace.sampling.sampler import Sampler
 
 log = get_logger(__name__)

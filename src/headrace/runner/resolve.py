@@ -7,33 +7,56 @@ reason, so that nobody has to start three times to learn of three conflicts.
 
 from collections.abc import Iterator
 
+from headrace.base.decision import Decision
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits, Persona
 from headrace.config.plan import Plan
-from headrace.runner import attention_choice, choices
-from headrace.runner.choices import CheckpointFacts
-from headrace.runner.cpu_graph_choice import CpuGraphGain, choose_cpu_graph
-from headrace.runner.deterministic_choice import choose_deterministic, deterministic_conflicts
-from headrace.runner.expert_choice import (
+from headrace.runner.checkpoint_facts import CheckpointFacts
+from headrace.runner.choices.attention import (
+    attention_conflicts,
+    choose_attention,
+    choose_page_size,
+)
+from headrace.runner.choices.cpu_graph import choose_cpu_graph
+from headrace.runner.choices.decode_graph import capture_conflicts, choose_decode_graph
+from headrace.runner.choices.deterministic import choose_deterministic, deterministic_conflicts
+from headrace.runner.choices.device import choose_device, device_conflicts
+from headrace.runner.choices.dtype import choose_dtype, choose_kv_cache_dtype, dtype_conflicts
+from headrace.runner.choices.experts import (
     choose_expert_distribution,
     choose_routed_experts,
     expert_conflicts,
 )
-from headrace.runner.hidden_state_choice import (
+from headrace.runner.choices.hidden_states import (
     choose_hidden_state_layers,
     hidden_state_conflicts,
 )
-from headrace.runner.kv_canary_choice import (
+from headrace.runner.choices.kv_canary import (
     choose_kv_canary,
     choose_real_data,
     choose_sweep_interval,
     kv_canary_conflicts,
 )
-from headrace.runner.prefill_graph_choice import choose_prefill_graph
-
-__all__ = ["CheckpointFacts", "resolve"]
+from headrace.runner.choices.length import choose_max_model_len, choose_ropes, length_conflicts
+from headrace.runner.choices.load_format import choose_load_format, load_format_conflicts
+from headrace.runner.choices.memory import (
+    choose_max_total_tokens,
+    choose_mem_fraction,
+    choose_window_pool,
+)
+from headrace.runner.choices.numeric_canary import choose_numeric_canary, numeric_canary_conflicts
+from headrace.runner.choices.prefill_graph import choose_prefill_graph
+from headrace.runner.choices.scheduling import (
+    choose_chunked_prefill_size,
+    choose_max_running_requests,
+    choose_overlap,
+    choose_prefix_cache,
+    choose_split_prefill_layers,
+    split_prefill_conflicts,
+)
+from headrace.runner.cpu_graph_gains import CpuGraphGain
 
 
 def resolve(
@@ -54,40 +77,31 @@ def resolve(
         ConfigError: explicit asks contradict each other, the model or the hardware.
     """
     traits = persona.traits
-    device = choices.device(config, hardware)
-    dtype = choices.dtype(config, traits, hardware, checkpoint)
-    kv_cache_dtype = choices.kv_cache_dtype(config, dtype.value)
-    max_model_len = choices.max_model_len(config, traits, hardware)
-    page_size = attention_choice.page_size(config, hardware)
-    running = choices.max_running_requests(config, hardware)
-    problems = list(_conflicts(config, traits, hardware, checkpoint, dtype.value))
-    try:
-        prefill, decode = attention_choice.attention(
-            config, traits, hardware, page_size=page_size.value, dtype=dtype.value
-        )
-    except UnsupportedError as error:
-        if not problems:
-            raise
-        problems.append(str(error))  # one more reason, shown with the others
-    if problems:
-        raise ConfigError(
-            f"{len(problems)} of the options asked for cannot be honoured"
-            if len(problems) > 1
-            else "An option asked for cannot be honoured",
-            why="; ".join(problems),
-        )
+    dtype = choose_dtype(config, traits, hardware, checkpoint)
+    kv_cache_dtype = choose_kv_cache_dtype(config, dtype.value)
+    length = choose_max_model_len(config, traits, hardware)
+    page_size = choose_page_size(config, hardware)
+    running = choose_max_running_requests(config, hardware)
+    prefill, decode = _attention(
+        config,
+        traits,
+        hardware,
+        page_size=page_size.value,
+        dtype=dtype.value,
+        problems=list(_conflicts(config, traits, hardware, checkpoint, dtype.value)),
+    )
     return Plan(
-        device=device,
-        load_format=choices.load_format(config, checkpoint),
+        device=choose_device(config, hardware),
+        load_format=choose_load_format(config, checkpoint),
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        ropes=choices.ropes(traits, max_model_len.value),
+        max_model_len=length,
+        ropes=choose_ropes(traits, length.value),
         page_size=page_size,
         deterministic=choose_deterministic(config, hardware),
         prefill_attention=prefill,
         decode_attention=decode,
-        decode_graph=choices.decode_graph(
+        decode_graph=choose_decode_graph(
             config, hardware, backend=decode.value, most=running.value
         ),
         hidden_state_layers=choose_hidden_state_layers(config, traits),
@@ -95,19 +109,43 @@ def resolve(
         cpu_graph=choose_cpu_graph(config, traits, hardware, dtype.value, gains),
         routed_experts=choose_routed_experts(config),
         expert_distribution=choose_expert_distribution(config),
-        prefix_cache=choices.prefix_cache(config),
-        overlap=choices.overlap(config, hardware),
-        chunked_prefill_size=choices.chunked_prefill_size(config, hardware),
-        split_prefill_layers=choices.split_prefill_layers(config, traits),
+        prefix_cache=choose_prefix_cache(config),
+        overlap=choose_overlap(config, hardware),
+        chunked_prefill_size=choose_chunked_prefill_size(config, hardware),
+        split_prefill_layers=choose_split_prefill_layers(config, traits),
         max_running_requests=running,
-        mem_fraction=choices.mem_fraction(config, hardware),
-        max_total_tokens=choices.max_total_tokens(config, hardware),
-        window_pool=choices.window_pool(traits, kv_cache_dtype.value, max_model_len.value),
+        mem_fraction=choose_mem_fraction(config, hardware),
+        max_total_tokens=choose_max_total_tokens(config, hardware),
+        window_pool=choose_window_pool(traits, kv_cache_dtype.value, length.value),
         kv_canary=choose_kv_canary(config),
         kv_canary_real_data=choose_real_data(config),
         kv_canary_sweep_interval=choose_sweep_interval(config),
-        numeric_canary=choices.numeric_canary(config),
+        numeric_canary=choose_numeric_canary(config),
     )
+
+
+def _attention(
+    config: EngineConfig,
+    traits: ModelTraits,
+    hardware: Hardware,
+    *,
+    page_size: int,
+    dtype: str,
+    problems: list[str],
+) -> tuple[Decision[str], Decision[str]]:
+    """Backends of prefill and decode, if nothing else stands in the way of a plan."""
+    try:
+        backends = choose_attention(config, traits, hardware, page_size=page_size, dtype=dtype)
+    except UnsupportedError as error:
+        if not problems:
+            raise
+        problems.append(str(error))  # one more reason, shown with the others
+    if not problems:
+        return backends
+    what = "An option asked for cannot be honoured"
+    if len(problems) > 1:
+        what = f"{len(problems)} of the options asked for cannot be honoured"
+    raise ConfigError(what, why="; ".join(problems))
 
 
 def _conflicts(
@@ -118,89 +156,15 @@ def _conflicts(
     dtype: str,
 ) -> Iterator[str]:
     """Why asks cannot be honoured, each with its remedy."""
-    yield from _device_conflicts(config, hardware)
-    yield from _capture_conflicts(config, hardware)
-    yield from hidden_state_conflicts(config, traits, hardware)
-    yield from kv_canary_conflicts(config, hardware)
-    yield from _dtype_conflicts(config, traits, hardware, dtype)
-    yield from _length_conflicts(config, traits)
-    yield from _attention_conflicts(config)
+    yield from device_conflicts(config, hardware)
+    yield from load_format_conflicts(config, checkpoint)
+    yield from dtype_conflicts(config, traits, hardware, dtype)
+    yield from length_conflicts(config, traits)
+    yield from attention_conflicts(config)
+    yield from capture_conflicts(config, hardware)
     yield from deterministic_conflicts(config, traits, hardware)
+    yield from split_prefill_conflicts(config, traits)
+    yield from hidden_state_conflicts(config, traits, hardware)
     yield from expert_conflicts(config, traits)
-    if config.numeric_canary_mode == "raise" and not config.numeric_canary:
-        yield "numeric_canary_mode raise was asked, and numeric_canary is off (give it a number)"
-    if (config.split_prefill_layers or 0) > traits.num_layers:
-        yield (
-            f"split_prefill_layers {config.split_prefill_layers} was asked, and the model has "
-            f"{traits.num_layers} layers, so that no prompt would be split (ask for fewer)"
-        )
-    if config.numeric_canary and traits.moe is not None and dtype != "float32":
-        yield (
-            f"numeric_canary was asked of a mixture of experts in {dtype}, where rounding decides "
-            "between experts that are nearly tied, so that right steps differ (use dtype float32, "
-            "or kv_canary)"
-        )
-    stored = checkpoint.load_format
-    if config.load_format not in ("auto", "dummy", stored):
-        yield (
-            f"load_format {config.load_format} was asked, the checkpoint is {stored} "
-            "(leave load_format at auto)"
-        )
-
-
-def _capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
-    off = config.decode_graph == config.prefill_graph == "off"
-    if config.capture == "all" and (off or hardware.platform != "cuda"):
-        why = "both graphs are off" if off else f"the device is a {hardware.platform}"
-        yield f"capture all was asked and nothing is captured: {why} (use capture need)"
-
-
-def _device_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
-    if config.device not in ("auto", choices.torch_device(hardware)):
-        origin = "assumed" if hardware.assumed else "detected"
-        yield f"device {config.device} was asked, the {origin} hardware is {hardware.platform}"
-
-
-def _dtype_conflicts(
-    config: EngineConfig, traits: ModelTraits, hardware: Hardware, dtype: str
-) -> Iterator[str]:
-    if config.dtype == "bfloat16" and not choices.has_bfloat16(hardware):
-        yield (
-            f"dtype bfloat16 needs compute capability 8.0, {hardware.name} has "
-            f"{choices.dotted(hardware.capability)} (use float16 or float32)"
-        )
-    if config.dtype == "float16" and choices.overflows_float16(traits):
-        yield (
-            f"dtype float16 ends at 65504 and activations of {traits.family} models exceed it "
-            "(use bfloat16 or float32)"
-        )
-    if config.kv_cache_dtype not in ("auto", dtype):
-        yield (
-            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}, and attention "
-            f"reads the pool in the dtype it computes in (leave kv_cache_dtype at auto, or ask "
-            f"for dtype {config.kv_cache_dtype})"
-        )
-
-
-def _length_conflicts(config: EngineConfig, traits: ModelTraits) -> Iterator[str]:
-    longest, length = traits.max_position, config.max_model_len
-    if length is not None and length > longest:
-        yield (
-            f"max_model_len {length:,} is beyond the {longest:,} positions the model is made for "
-            f"(ask for at most {longest:,}, or state a rope scaling in the checkpoint's config)"
-        )
-    total = config.max_total_tokens
-    if total is not None and length is not None and total < length:
-        yield (
-            f"max_total_tokens {total:,} cannot hold one sequence of max_model_len {length:,} "
-            "(raise the one or lower the other)"
-        )
-
-
-def _attention_conflicts(config: EngineConfig) -> Iterator[str]:
-    both = config.attention_backend
-    for phase in ("prefill", "decode"):
-        name = f"{phase}_attention_backend"
-        one = getattr(config, name)
-        if None not in (both, one) and both != one:
-            yield f"attention_backend {both} names both phases, {name} says {one} (ask one of them)"
+    yield from kv_canary_conflicts(config, hardware)
+    yield from numeric_canary_conflicts(config, traits, dtype)

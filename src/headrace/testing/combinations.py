@@ -16,7 +16,8 @@ from headrace.base.decision import Refusal
 from headrace.base.errors import HeadraceError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.plan import Plan
-from headrace.runner.assembly import Settled, checkpoint_facts
+from headrace.runner.assembly import Settled
+from headrace.runner.checkpoint_facts import checkpoint_facts
 from headrace.runner.resolve import resolve
 
 ALL_OFF: Mapping[str, Any] = {
