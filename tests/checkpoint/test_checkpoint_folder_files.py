@@ -107,6 +107,14 @@ def test_unreadable_json_is_named(folder, name, content):
         open_checkpoint(folder)
 
 
+def test_json_as_python_and_windows_write_it(folder):
+    """Configs of Mamba 2 hold Infinity; editors of Windows put a mark before UTF-8."""
+    file, unusual = folder / "config.json", {"limit": [0.0, float("inf")], "unused": float("nan")}
+    text = json.dumps(json.loads(file.read_text()) | unusual)
+    file.write_bytes(text.encode("utf-8-sig"))
+    assert open_checkpoint(folder).config["limit"] == unusual["limit"]
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json"])
 def test_unreadable_tokenizer_json_is_named(folder, name):
     write_json(folder / "tokenizer.json", TOKENIZER)

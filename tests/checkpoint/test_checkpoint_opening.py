@@ -27,6 +27,21 @@ def test_several_gguf_files(tmp_path):
         open_checkpoint(tmp_path)
 
 
+def test_what_macos_puts_beside_a_gguf_file_is_none(tmp_path):
+    file = write_gguf(tmp_path / "a.gguf", random_weights())
+    (tmp_path / "._a.gguf").write_bytes(b"\0\5\x16\7")
+    assert open_checkpoint(tmp_path).path == file
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(UnsupportedError, match=r"holds an adapter.*Merge it into its base model"):
+        open_checkpoint(tmp_path)
+    write_folder(tmp_path, random_weights())  # a whole model may have one beside it
+    assert open_checkpoint(tmp_path).path == tmp_path
+
+
 def test_safetensors_go_before_gguf(tmp_path):
     write_gguf(tmp_path / "a.gguf", random_weights())
     assert open_checkpoint(write_folder(tmp_path, random_weights())).path == tmp_path

@@ -106,6 +106,36 @@ def test_index_without_map(tmp_path, content):
         open_checkpoint(tmp_path)
 
 
+def test_one_whole_file_goes_before_the_index_of_an_older_save(tmp_path):
+    write_folder(tmp_path, random_weights(), shards=2)
+    weights = {name: tensor + 1.0 for name, tensor in random_weights().items()}
+    write_folder(tmp_path, weights)
+    for change in (lambda: None, (tmp_path / SECOND).unlink):
+        change()
+        checkpoint = open_checkpoint(tmp_path)
+        assert checkpoint.tensors.keys() == weights.keys()
+        assert torch.equal(checkpoint.read(NAME), weights[NAME])
+
+
+def test_names_of_a_model_saved_without_its_head(tmp_path):
+    """As those of Qwen3-Embedding: transformers' AutoModel leaves out `model.`"""
+    weights = random_weights()
+    bare = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    for shards in (2, 1):
+        checkpoint = open_checkpoint(write_folder(tmp_path, bare, shards=shards))
+        assert checkpoint.tensors.keys() == weights.keys()
+        for name, tensor in weights.items():
+            assert checkpoint.tensors[name].name == name
+            assert torch.equal(checkpoint.read(name), tensor)
+
+
+def test_what_macos_puts_beside_a_file_is_none(tmp_path):
+    write_folder(tmp_path, random_weights())
+    (tmp_path / SINGLE_NAME).rename(tmp_path / "weights.safetensors")
+    (tmp_path / "._weights.safetensors").write_bytes(b"\0\5\x16\7")
+    assert NAME in open_checkpoint(tmp_path).tensors
+
+
 def test_truncated_data_names_file_and_tensor(tmp_path):
     write_folder(tmp_path, random_weights())
     file = tmp_path / "model.safetensors"
@@ -186,7 +216,7 @@ def test_a_folder_without_weights_can_be_planned(tmp_path):
 
 @pytest.mark.parametrize("placed", [3, ["x"], {"a": 3}, {"a": None}, {"a": ["x.safetensors"]}])
 def test_a_weight_map_of_another_type(tmp_path, placed):
-    folder = write_folder(tmp_path / "model", random_weights())
+    folder = write_folder(tmp_path / "model", random_weights(), shards=2)
     write_json(folder / INDEX_NAME, {"weight_map": placed})
     with pytest.raises(CheckpointError, match=r"index\.json is not the JSON.*weight_map"):
         open_checkpoint(folder)
@@ -196,8 +226,8 @@ def test_a_weight_map_of_another_type(tmp_path, placed):
     "name", ["../x.safetensors", "/etc/passwd", "a/../../x", "..\\x", "", "n" * 5000]
 )
 def test_a_weight_map_that_leaves_the_folder(tmp_path, name):
-    folder = write_folder(tmp_path / "model", random_weights())
-    (tmp_path / "x.safetensors").write_bytes((folder / SINGLE_NAME).read_bytes())
+    folder = write_folder(tmp_path / "model", random_weights(), shards=2)
+    (tmp_path / "x.safetensors").write_bytes((folder / SECOND).read_bytes())
     write_json(folder / INDEX_NAME, {"weight_map": {"model.norm.weight": name}})
     with pytest.raises(CheckpointError, match=r"weight_map names.*in the same folder") as caught:
         open_checkpoint(folder)

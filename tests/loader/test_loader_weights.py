@@ -225,6 +225,15 @@ SPOILED = {
     "cut header": (cut("model.safetensors", 0.001), CheckpointError, "model.safetensors"),
     "empty file": (cut("model.safetensors", 0), CheckpointError, "model.safetensors"),
     "missing tensor": (set_tensors(**{DOWN_KEY: None}), CheckpointError, f"lacks tensor {DOWN}"),
+    "names of a compiled model": (
+        lambda folder: change_tensors(
+            folder,
+            dict.fromkeys(tensors_of(folder))
+            | {f"_orig_mod.{name}": tensor for name, tensor in tensors_of(folder).items()},
+        ),
+        CheckpointError,
+        "lacks tensors model.*in their place it holds tensors _orig_mod.*and .. more",
+    ),
     "wrong shape": (
         set_tensors(**{QUERY_KEY: lambda t: t[:-1].contiguous()}),
         CheckpointError,

@@ -283,6 +283,11 @@ def test_llama_takes_no_window_from_a_stray_key() -> None:
         ({"num_hidden_layers": -2}, "num_hidden_layers .* is -2"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps .* is 'small'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps .* is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps .* is 1000"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1, float("inf")]}},
+            "short_factor .* a list of numbers, all of them finite",
+        ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings .* is 1. It must be true or false"),
         ({"hidden_act": 3}, "hidden_act .* is 3"),
         ({"rope_scaling": "yarn"}, "rope_scaling .* is 'yarn'"),

@@ -1,5 +1,6 @@
 """The small files of a checkpoint folder: configuration, generation defaults, tokenizer."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,8 +45,9 @@ def read_json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any]:
     Raises:
         CheckpointError: it cannot be read or is something else; names file and key.
     """
-    content: dict[str, Any] = _decode(path, dict[str, Any])
     with _told(path):
+        # Not msgspec's reader: Python wrote these files, with NaN and Infinity for numbers.
+        content: dict[str, Any] = json.loads(_read(path))
         msgspec.convert(content, shape, str_keys=True)
     return content
 
@@ -53,6 +55,11 @@ def read_json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any]:
 def optional_json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any]:
     """Like `read_json`; empty when nothing has that name, be it a folder or a broken link."""
     return read_json(path, shape) if os.path.lexists(path) else {}
+
+
+def named_like(folder: Path, pattern: str) -> list[Path]:
+    """Files of the folder in order, without those that macOS puts beside them (`._model.gguf`)."""
+    return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
 
 
 def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
@@ -159,7 +166,7 @@ def _told(path: Path) -> Iterator[None]:
     """CheckpointError for JSON that is broken, nested too deep, or of other types."""
     try:
         yield
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not the JSON it should be",
             why=str(error),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
-from headrace.checkpoint.folder_files import SUPPORTED_FORMATS
+from headrace.checkpoint.folder_files import SUPPORTED_FORMATS, named_like
 from headrace.checkpoint.gguf_checkpoint import GgufCheckpoint
 from headrace.checkpoint.interface import Checkpoint
 from headrace.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
@@ -39,10 +39,15 @@ def open_checkpoint(path: Path, *, weights: bool = True) -> Checkpoint:
 
 def _open_folder(folder: Path, weights: bool) -> Checkpoint:
     has_config = (folder / "config.json").is_file()
-    has_safetensors = any(folder.glob("*.safetensors*"))
-    if has_safetensors:
+    if not has_config and (folder / "adapter_config.json").is_file():
+        raise UnsupportedError(
+            f"{folder} holds an adapter (LoRA), not a model",
+            why="It has an adapter_config.json and no config.json",
+            remedy="Merge it into its base model (peft: merge_and_unload), save that and name it",
+        )
+    if named_like(folder, "*.safetensors*"):
         return SafetensorsCheckpoint(folder, weights=weights)
-    gguf_files = sorted(folder.glob("*.gguf"))
+    gguf_files = named_like(folder, "*.gguf")
     if len(gguf_files) == 1:
         return GgufCheckpoint(gguf_files[0])
     if gguf_files:

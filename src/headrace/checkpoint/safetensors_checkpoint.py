@@ -6,6 +6,7 @@ The layout of the files: 8 bytes little-endian length, a JSON header, the data
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.checkpoint.folder_files import (
     SUPPORTED_FORMATS,
     folder_tokenizer_source,
+    named_like,
     optional_json,
     read_json,
     refuse_quantized,
@@ -64,7 +66,12 @@ class SafetensorsCheckpoint:
         self.generation_config: Mapping[str, Any] = optional_json(
             folder / "generation_config.json", GenerationConfig
         )
-        self.tensors: Mapping[str, TensorEntry] = _read_entries(folder, weights)
+        entries = _read_entries(folder, weights)
+        self._left_out = _left_out(entries)
+        self.tensors: Mapping[str, TensorEntry] = {
+            (full := self._left_out + name): replace(entry, name=full)
+            for name, entry in entries.items()
+        }
         self._handles: dict[Path, Any] = {}
         self._lock = Lock()
 
@@ -78,7 +85,8 @@ class SafetensorsCheckpoint:
             with self._lock:
                 if entry.file not in self._handles:
                     self._handles[entry.file] = safe_open(entry.file, framework="pt")
-            tensor: torch.Tensor = self._handles[entry.file].get_tensor(name)
+            stored = name.removeprefix(self._left_out)
+            tensor: torch.Tensor = self._handles[entry.file].get_tensor(stored)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{entry.file}: tensor {name} cannot be read", why=str(error), remedy=_COPY_AGAIN
@@ -86,9 +94,16 @@ class SafetensorsCheckpoint:
         return tensor
 
 
+def _left_out(entries: Mapping[str, TensorEntry]) -> str:
+    """What every name lacks in a file that was saved from a model without its head (transformers'
+    AutoModel), as those for embedding are."""
+    return "model." if "embed_tokens.weight" in entries and "lm_head.weight" not in entries else ""
+
+
 def _read_entries(folder: Path, weights: bool) -> dict[str, TensorEntry]:
+    """One whole file goes before an index, as in transformers: that may be of an older save."""
     index_file = folder / INDEX_NAME
-    if not index_file.is_file():
+    if (folder / SINGLE_NAME).is_file() or not index_file.is_file():
         file = _single_file(folder)
         if file is None and weights:
             raise CheckpointError(f"{folder} holds no .safetensors file")
@@ -141,7 +156,7 @@ def _refuse_outside(index_file: Path, name: str) -> None:
 def _single_file(folder: Path) -> Path | None:
     if (folder / SINGLE_NAME).is_file():
         return folder / SINGLE_NAME
-    found = sorted(folder.glob("*.safetensors"))
+    found = named_like(folder, "*.safetensors")
     if len(found) > 1:
         raise CheckpointError(
             f"{folder} holds {len(found)} .safetensors files and no {INDEX_NAME}",

@@ -89,13 +89,14 @@ def _check_names(
 ) -> None:
     stored = checkpoint.tensors
     missing = [name for name in slots if name not in stored]
+    extra = [name for name in stored if name not in slots and name not in ignored]
     if missing:
         raise CheckpointError(
             f"{checkpoint.path.name} lacks {_listing(missing)}",
-            why="the model's config asks for every one of its parameters",
+            why="the model's config asks for every one of its parameters"
+            + (f"; in their place it holds {_listing(extra)}" if extra else ""),
             remedy="Check that config and weights belong together and the download is complete",
         )
-    extra = [name for name in stored if name not in slots and name not in ignored]
     if extra:
         raise CheckpointError(
             f"{stored[extra[0]].file.name} holds {_listing(extra)}",

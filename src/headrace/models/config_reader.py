@@ -4,6 +4,7 @@ A checkpoint's config is somebody else's file: a key may be missing, null where 
 another type. What is read here has the type it says, or the error names key, value and expectation.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -42,7 +43,7 @@ def optional_number(config: Config, key: str) -> float | None:
     value = config.get(key)
     if value is None or (value == 0 and not isinstance(value, bool)):
         return None
-    if not _is_number(value) or not 0 < value < float("inf"):
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise _wrong(config, key, "a positive number")
     return float(value)
 
@@ -68,8 +69,10 @@ def numbers(config: Config, key: str) -> tuple[float, ...] | None:
     value = config.get(key)
     if value is None:
         return None
-    if not isinstance(value, Sequence) or not all(_is_number(item) for item in value):
-        raise _wrong(config, key, "a list of numbers")
+    if not isinstance(value, Sequence) or not all(
+        _is_number(item) and abs(item) <= sys.float_info.max for item in value
+    ):
+        raise _wrong(config, key, "a list of numbers, all of them finite")
     return tuple(float(item) for item in value)
 
 
