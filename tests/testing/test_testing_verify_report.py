@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.base.decision import Refusal
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
 from headrace.execution.preparation import BatchPreparation
 from headrace.layers.operators import TorchOperators
 from headrace.testing.calibration import PlainError, calibrated
+from headrace.testing.combinations import PATHS
 from headrace.testing.comparison import HALF, Tolerance, divergence, place_error
 from headrace.testing.verify import verify
 from headrace.testing.verify_page import page_of
 from headrace.testing.verify_report import VerifyReport
+from headrace.testing.verify_table import render
 from headrace.testing.workload import OwnPrompt
 
 NARROW = {"chunked_prefill_size": 64, "enable_prefix_cache": False, "enable_overlap": False}
@@ -50,10 +54,11 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchPreparation, "fill", fill)
 
 
-@pytest.fixture
-def failing(model: str, monkeypatch: pytest.MonkeyPatch) -> VerifyReport:
-    plant(monkeypatch)
-    return run(model, deep=True)
+@pytest.fixture(scope="module")
+def failing(model: str) -> VerifyReport:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return run(model, deep=True)
 
 
 def test_plain_data_is_json_that_every_reader_takes(failing: VerifyReport) -> None:
@@ -192,3 +197,39 @@ def test_errors_of_a_place() -> None:
     expected = 0.5 * math.log(5 / 3) + 0.3 * math.log(3 / 5)
     assert other.divergence == pytest.approx(expected, rel=1e-5)
     assert math.isnan(divergence({0: math.nan}, {0: -1.0}))
+
+
+@pytest.mark.parametrize(("width", "has_all"), [(64, False), (80, True)])
+def test_the_table_fits_its_terminal(failing: VerifyReport, width: int, has_all: bool) -> None:
+    lines = render(failing, width).splitlines()
+    assert max(map(len, lines)) <= width
+    (head,) = [line for line in lines if line.startswith("verdict")]
+    assert "|dlogprob|" in head
+    assert ("steps by path" in head) == has_all
+    rows = [line for line in lines if line.startswith(("ok  ", "FAILED  "))]
+    assert len(rows) == len(failing.results)
+    assert len({line.index(" ") for line in rows}) == 2
+
+
+def test_what_all_configurations_share_is_said_once(failing: VerifyReport) -> None:
+    shown = render(failing)
+    (shared,) = [line for line in shown.splitlines() if line.startswith("All: ")]
+    assert "attention torch_native" in shared
+    (head,) = [line for line in shown.splitlines() if line.startswith("verdict")]
+    assert "attention" not in head
+
+
+def test_backends_that_are_refused_together_are_told_together(failing: VerifyReport) -> None:
+    report = replace(
+        failing,
+        refused=[
+            Refusal(subject=f"{path} / {backend}", reason="no device")
+            for backend in ("fa3", "cudnn")
+            for path in PATHS
+        ]
+        + [Refusal(subject="cpu_graph", reason="was asked to be off", remedy="Ask for it")],
+    )
+    assert report.refusals_by_reason() == {
+        "no device": ["fa3, cudnn on every path"],
+        "was asked to be off (Ask for it)": ["cpu_graph"],
+    }

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import shutil
 from dataclasses import asdict
 
+from headrace.base.layout import output_width
 from headrace.cli.engine_flags import engine_config
 from headrace.config.hardware import assumed_hardware
 from headrace.version import __version__
@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"asked": asdict(config), **as_dict(explanation)}, indent=2))
         return 0
     print(f"{config.model}, headrace {__version__}\n")
-    print(render(explanation, width=min(shutil.get_terminal_size((100, 24)).columns, 140)))
+    print(render(explanation, width=output_width()))
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
+from headrace.base.layout import output_width
 from headrace.base.shown import shown
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.prompt_file import prompt_lines
@@ -33,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     # imports torch, so only after the arguments were checked
     from headrace.testing.verify import verify
     from headrace.testing.verify_page import page_of
+    from headrace.testing.verify_table import render
 
     report = verify(
         config,
@@ -42,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         tell=_tell,
     )
     if STDOUT not in (arguments.json, arguments.html):
-        print(report)  # first: what took minutes is seen, whatever becomes of the files
+        print(
+            render(report, output_width())
+        )  # first: what took minutes is seen, whatever becomes of the files
     if arguments.json is not None:
         _write(arguments.json, json.dumps(report.as_dict(), indent=1) + "\n")
     if arguments.html is not None:

@@ -1,11 +1,11 @@
 """Persona, hardware, decisions and memory for people (`render`) and for programs (`as_dict`)."""
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from headrace.base.decision import Decision
+from headrace.base.layout import hanging
 from headrace.config.hardware import GIB, Hardware
 from headrace.config.persona import LayerTraits, ModelTraits, Persona
 from headrace.config.plan import Plan, RopePlan
@@ -38,12 +38,13 @@ class Explained(Protocol):
 
 def render(explained: Explained, *, width: int = 100) -> str:
     """Plain text, in lines of about `width` characters."""
+    width -= 2  # of the indent below the titles
     decisions = (*explained.plan, *_measured(explained))
     sections = (
         ("Persona", _persona_lines(explained.persona)),
         ("Hardware", _hardware_lines(explained.hardware)),
         ("Plan", _decision_lines(decisions, width)),
-        ("Memory", iter(str(explained.memory).splitlines())),
+        ("Memory", _memory_lines(explained.memory, width)),
     )
     return "\n\n".join(
         "\n".join((title, *(f"  {line}".rstrip() for line in lines))) for title, lines in sections
@@ -163,20 +164,16 @@ def _decision_lines(decisions: tuple[Decision[Any], ...], width: int) -> Iterato
     for decision, value in zip(decisions, values, strict=True):
         origin = "asked" if decision.asked else "auto"
         head = f"{decision.name:<{name_width}}  {value:<{value_width}}  {origin:<5}  "
-        yield from _wrapped(head, decision.reason, len(head), width)
+        yield from hanging(decision.reason, head=head, indent=len(head), width=width)
         for refusal in decision.refused:
-            yield from _wrapped(" " * (name_width + 2), f"not {refusal}", name_width + 6, width)
+            text, head = f"not {refusal}", " " * (name_width + 2)
+            yield from hanging(text, head=head, indent=name_width + 6, width=width)
 
 
-def _wrapped(head: str, text: str, indent: int, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width=max(width - 2, indent + 40),
-        initial_indent=head,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _memory_lines(memory: MemoryTable, width: int) -> Iterator[str]:
+    for line in str(memory).splitlines():
+        notes = line.rfind("MiB  ")
+        yield from hanging(line, indent=notes + len("MiB  ") if notes > 0 else 2, width=width)
 
 
 def decision_line(decision: Decision[Any]) -> str:

@@ -16,15 +16,17 @@ from headrace.attention.backend import AttentionBackend
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.registry import ATTENTION_BACKENDS
 from headrace.base.errors import HeadraceError, UnsupportedError
+from headrace.base.layout import table
 from headrace.config.hardware import Hardware
 from headrace.config.persona import KvKind
 from headrace.runner.detect import detect
 from headrace.testing import attention_cases as cases
 from headrace.testing.attention_cases import Check, Untested
 from headrace.testing.paged_batches import Case
-from headrace.testing.verify_report import table
 
 Kind = type[AttentionBackend]
+
+OK, FAILED, NOT_TESTED = "ok", "FAILED", "not tested"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,6 @@ class Report:
         )
         lines = table(("backend", "subject", "case", "verdict", "detail"), rows)
         return "\n".join((*lines, "", f"{counts} on {self.device}, {seconds:.1f} s"))
-
-
-OK, FAILED, NOT_TESTED = "ok", "FAILED", "not tested"
 
 
 def check_attention_backend(

@@ -27,9 +27,8 @@ DIMS = (
     (80, 48),
     (7, 9),
 )
-ON_A_DEVICE = (
-    "float16"  # of the dtypes that tensor cores take, the one that leaves faults less room
-)
+# Of the dtypes that tensor cores take, the one that leaves faults less room.
+ON_A_DEVICE = "float16"
 HEADS = ((4, 4), (6, 2), (5, 1), (9, 3), (16, 2))
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from headrace.testing import plots
-from headrace.testing.verify_report import SHOWN, Result, VerifyReport, paths_text
+from headrace.testing.verify_report import Result, VerifyReport
+from headrace.testing.verify_table import SHOWN, paths_text
 
 STYLE = """
 :root { --ink:#1c2733; --muted:#5d6b7a; --grid:#dfe5ea; --paper:#ffffff; --soft:#f4f6f8;
@@ -68,7 +69,7 @@ def _sections(report: VerifyReport) -> Iterator[str]:
         f'<p class="verdict {color}"><b>{word}</b>: {escape(report.summary)}</p>'
     )
     if report.common:
-        yield (f"<p>What fails has <b>{escape(report.common)}</b>; nothing that passes does.</p>")
+        yield f"<p>What fails has <b>{escape(report.common)}</b>; nothing that passes does.</p>"
     yield f'<h2>Configurations</h2><div class="wide">{_table(report.results)}</div>'
     yield (
         "<h2>Largest difference of a logprob</h2>"
@@ -225,7 +226,7 @@ def _refused(report: VerifyReport) -> str:
         for reason, subjects in report.refusals_by_reason().items()
     )
     return (
-        "<h2>Not admitted</h2><table><tr><th>path / backend</th><th>why, and what would admit it"
+        "<h2>Not admitted</h2><table><tr><th>what</th><th>why, and what would admit it"
         f"</th></tr>{rows}</table>"
     )
 

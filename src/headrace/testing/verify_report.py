@@ -1,16 +1,17 @@
-"""What `verify` found, as a table or as plain data."""
+"""What `verify` found, as data."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
 from headrace.base.decision import Refusal
 from headrace.testing.calibration import PlainError
-from headrace.testing.combinations import Configuration
+from headrace.testing.combinations import PATHS, Configuration
 from headrace.testing.comparison import ComparedSequence, OtherToken, Tolerance
 from headrace.testing.deep import DeepFinding
+from headrace.testing.verify_table import render
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,12 @@ class VerifyReport:
         )
 
     def refusals_by_reason(self) -> dict[str, list[str]]:
-        """Reason (with its remedy) -> what it keeps away."""
+        """Reason (with its remedy) -> what it keeps away: "triton, fa3 on every path"."""
         found: dict[str, list[str]] = {}
         for refusal in self.refused:
             remedy = f" ({refusal.remedy})" if refusal.remedy else ""
             found.setdefault(f"{refusal.reason}{remedy}", []).append(refusal.subject)
-        return found
+        return {reason: _together(subjects) for reason, subjects in found.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; what is not a number becomes `None`."""
@@ -137,44 +138,11 @@ class VerifyReport:
         return plain
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.model} in {self.dtype} on {self.device} against float32 eager: {self.bounds}"
-        if self.plain is not None:
-            yield (
-                f"Plain {self.dtype} eager is off by {self.plain.logprob:.2g}, "
-                f"{self.plain.divergence:.2g} nats, {self.plain.other_tokens:.1%} other tokens"
-            )
-        yield ""
-        yield from table(COLUMNS, [_cells(result) for result in self.results])
-        if self.common:
-            yield ""
-            yield f"What fails has {self.common}; nothing that passes does"
-        for result in self.failed:
-            yield from _failure_lines(result)
-        if self.refused:
-            yield ""
-            yield "Not admitted"
-            for reason, subjects in self.refusals_by_reason().items():
-                yield f"  {', '.join(subjects)}: {reason}"
-        yield ""
-        yield self.summary
+        """The table and what failed, in lines of any length; `verify_table.render` fits them."""
+        return render(self)
 
 
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
-SHOWN = 5
-COLUMNS = (
-    "configuration",
-    "paths (steps)",
-    "max |dlogprob|",
-    "mean KL",
-    "top-1",
-    "first other token",
-    "excused",
-    "seconds",
-    "verdict",
-)
 
 
 def _settings(configuration: Configuration) -> set[str]:
@@ -186,36 +154,21 @@ def _settings(configuration: Configuration) -> set[str]:
     }
 
 
-def _cells(result: Result) -> tuple[str, ...]:
-    other = result.first_other
-    return (
-        str(result.configuration),
-        paths_text(result),
-        f"{result.max_difference:.1e}",
-        f"{result.mean_divergence:.1e}",
-        f"{result.top_agreement:.1%}",
-        "-" if other is None else f"{other[0].name}, token {other[1].place}",
-        f"{result.excused}/{result.places}",
-        f"{result.seconds:.1f}",
-        "ok" if result.passed else "FAILED",
-    )
-
-
-def _failure_lines(result: Result) -> Iterator[str]:
-    yield ""
-    yield f"FAILED {result.configuration}"
-    yield f"  paths: {paths_text(result)}"
-    yield from (f"  {problem}" for problem in result.problems[:SHOWN])
-    if len(result.problems) > SHOWN:
-        yield f"  and {len(result.problems) - SHOWN} more"
-    if (other := result.first_other) is not None:
-        yield f"  first other token: {other[0].name}, {other[1]}"
-    if result.deep is not None:
-        yield f"  first divergence: {result.deep}"
-
-
-def paths_text(result: Result) -> str:
-    return ", ".join(f"{path} ({steps})" for path, steps in result.paths.items()) or "none"
+def _together(subjects: Sequence[str]) -> list[str]:
+    """Backends that are refused on the same paths in one; a path refused by itself stays."""
+    paths: dict[str, list[str]] = {}
+    for subject in subjects:
+        path, _, backend = subject.partition(" / ")
+        paths.setdefault(backend, []).append(path)
+    backends: dict[tuple[str, ...], list[str]] = {}
+    for backend, found in paths.items():
+        backends.setdefault(tuple(found), []).append(backend)
+    return [
+        f"{', '.join(names)} on {'every path' if set(found) == set(PATHS) else ', '.join(found)}"
+        if any(names)
+        else ", ".join(found)
+        for found, names in backends.items()
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -226,11 +179,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Left-aligned columns with a line under their names."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for cells in (columns, ["-" * width for width in widths], *rows):
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield "  ".join(padded).rstrip()
