@@ -138,11 +138,11 @@ def test_triton_graph_metadata_serves_every_length() -> None:
     backend = scene.backend(TritonBackend)
     assert isinstance(backend, TritonBackend)
     backend.capture_buffers(Bucket(tokens=4, sequences=4))
-    first = backend._captured[-1]
+    first = backend._scratch.captured[-1]
     backend.capture_buffers(Bucket(tokens=2, sequences=2))
-    assert backend._captured == [first]  # the smaller graph shares the scratch of the larger
+    assert backend._scratch.captured == [first]  # smaller graphs share scratch
     backend.capture_buffers(Bucket(tokens=8, sequences=8))
-    assert backend._captured[0] is first  # which an earlier graph still holds
+    assert backend._scratch.captured[0] is first  # which an earlier graph still holds
     backend.prepare_metadata_in_graph(scene.batch)
     out = backend.forward(scene.q, scene.layer, scene.batch)
     torch.testing.assert_close(out.double(), scene.expected, rtol=2e-5, atol=2e-5)

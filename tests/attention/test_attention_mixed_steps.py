@@ -93,14 +93,14 @@ def test_the_kernels_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
     assert all(torch.equal(one, other) for one, other in zip(mixed, again, strict=True))
 
-    scratch = backend._eager  # of the first mixed step, kept for the second
+    scratch = backend._cut["scratch"]  # of the first mixed step, kept for the second
     assert scratch is not None
     assert scratch.lse.numel() == 3 * 6 * 4
     longer = make_scene(Case(rows=[(500, 1), *rows[1:]]))
     attend(longer, backend, ForwardMode.MIXED)
-    assert backend._eager is not scratch
+    assert backend._cut["scratch"] is not scratch
     attend(scene, backend, ForwardMode.MIXED)
-    assert backend._eager is not scratch  # larger scratch serves smaller steps
+    assert backend._cut["scratch"] is not scratch  # larger scratch serves smaller steps
 
 
 def test_decode_steps_send_every_row_to_the_decode_kernel() -> None:

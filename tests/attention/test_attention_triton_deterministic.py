@@ -59,7 +59,7 @@ def test_rows_of_mixed_steps_have_the_bits_of_prompts() -> None:
         scene.batch.mode = mode
         results.append(attend(scene, backend))
         assert backend._decode_rows == (3 if mode is ForwardMode.MIXED else 0)
-    assert backend._runs > 1  # so that a row in front was spread over programs
+    assert backend._cut["runs"] > 1  # so that a row in front was spread over programs
     for extended, mixed in zip(*results, strict=True):
         assert torch.equal(extended, mixed)
     torch.testing.assert_close(results[0][0].double(), scene.expected, rtol=2e-5, atol=2e-5)
@@ -73,14 +73,14 @@ def test_graphs_have_the_bits_of_eager_steps(window: int | None) -> None:
     torch.testing.assert_close(expected.double(), scene.expected, rtol=2e-5, atol=2e-5)
     backend = backend_of(scene, longest=3000)
     backend.capture_buffers(Bucket(tokens=4, sequences=4))
-    first = backend._captured[-1]
+    first = backend._scratch.captured[-1]
     backend.capture_buffers(Bucket(tokens=2, sequences=2))
-    assert backend._captured == [first]  # the smaller graph shares the scratch of the larger
+    assert backend._scratch.captured == [first]  # smaller graphs share scratch
     backend.capture_buffers(Bucket(tokens=8, sequences=8))
-    assert backend._captured[0] is first  # which an earlier graph still holds
-    assert len(backend._captured) == 2
+    assert backend._scratch.captured[0] is first  # which an earlier graph still holds
+    assert len(backend._scratch.captured) == 2
     backend.prepare_metadata_in_graph(scene.batch)
-    assert backend._runs > 1
+    assert backend._cut["runs"] > 1
     assert torch.equal(backend.forward(scene.q, scene.layer, scene.batch), expected)
 
 
@@ -89,7 +89,7 @@ def test_large_graphs_need_no_scratch() -> None:
     scene = make_scene(replace(MIXED, rows=rows, decode=True))
     backend = backend_of(scene)
     backend.capture_buffers(Bucket(tokens=2000, sequences=2000))
-    assert not backend._captured
+    assert not backend._scratch.captured
 
 
 def test_fresh_keys_are_read_from_the_pool() -> None:

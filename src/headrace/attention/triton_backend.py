@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.capabilities import AttentionCapabilities
+from headrace.attention.kept_scratch import KeptScratch
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
 from headrace.base.errors import UnsupportedError
@@ -34,6 +35,8 @@ from headrace.kernels.device_sizes import multiprocessors
 from headrace.kernels.support_triton import has_dependent_launch, triton_available
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
+
+Kernel = Callable[..., None]
 
 
 @register_attention_backend("triton")
@@ -70,22 +73,22 @@ class TritonBackend(AttentionBackend):
                 why=missing.reason,
                 remedy=missing.remedy,
             )
-        kernels = "headrace.kernels"
-        self._decode: Any = import_module(f"{kernels}.decode_attention_triton").LayerDecode
-        self._extend: Any = import_module(f"{kernels}.extend_attention_triton").LayerExtend
-        self._layers: dict[tuple[Any, ...], _LayerKernels] = {}
+        self._load_kernels()
+        self._layers: dict[tuple[Any, ...], LayerKernels] = {}
         self._pdl = has_dependent_launch(self.device)
         self._tables_ready = False
-        self._splits: int | None = None  # of a graph, whose rows are cut by their own lengths
-        self._share: Tensor | None = None
         self._decode_rows = 0  # leading rows of a mixed step that the decode kernel takes
         self._front: tuple[Tensor, ...] = ()  # their page table and lengths
         self._behind: tuple[Tensor, ...] = ()  # of the others: page table, start, extend, prefix
         self._max_seq_len = self._max_extend = 0
         self._covered = 0  # leading tokens of a step that belong to rows
-        self._scratch: DecodeScratch | None = None  # of this step
-        self._eager: DecodeScratch | None = None
-        self._captured: list[DecodeScratch] = []
+        self._cut: dict[str, Any] = {}  # how the decode kernel cuts rows over programs
+
+    def _load_kernels(self) -> None:
+        kernels = "headrace.kernels"
+        self._decode: Any = import_module(f"{kernels}.decode_attention_triton").LayerDecode
+        self._extend: Any = import_module(f"{kernels}.extend_attention_triton").LayerExtend
+        self._scratch: KeptScratch[Any] = KeptScratch(DecodeScratch, self.device)
 
     @classmethod
     def unavailable(cls, hardware: Hardware) -> Refusal | None:
@@ -101,53 +104,61 @@ class TritonBackend(AttentionBackend):
         rows = decode_rows(batch)
         self._decode_rows, self._tables_ready = rows, False
         self._front, self._behind = parts_of(batch, self.group.name, rows)
-        self._splits = self._share = None
         self._max_seq_len = max(batch.bounds.seq_lens[:rows], default=1)
         self._max_extend = max(batch.bounds.extend_lens[rows:], default=0)
         self._covered = sum(batch.bounds.extend_lens)
-        need = self._need(rows, self._max_seq_len)
-        if need["splits"] > 1 and not (self._eager and self._eager.holds(**need)):
-            self._eager = DecodeScratch.allocate(**need, device=self.device)
-        self._scratch = self._eager
+        self._cut = self._cut_of_step(rows)
 
     def prepare_metadata_in_graph(self, batch: ForwardBatch) -> None:
-        """The graph serves every length: rows are cut on the device, by their share of all keys.
+        """The graph serves every length: what is cut by lengths is cut on the device.
 
         Between the graph's preparation and the first layer lies the embedding, which is launched
         without dependent launch: the tables are complete before any layer starts.
         """
         self._max_seq_len, self._tables_ready = self.max_model_len, True
         self._front, self._behind = parts_of(batch, self.group.name, batch.num_sequences)
-        kv_heads = self.attention.num_kv_heads
-        self._splits = most_runs(batch=batch.num_sequences, kv_heads=kv_heads)
-        self._share = None
-        if self._splits > 1:
-            self._share = fair_share(
-                batch.seq_lens,
-                kv_heads=kv_heads,
-                multiprocessors=multiprocessors(self.device),
-                window=self.group.window,
-            )
-        self._scratch = self._captured[-1]
+        self._cut = self._cut_of_graph(batch)
 
     def capture_buffers(self, bucket: Bucket) -> None:
-        """Scratch of the splits of `bucket`; graphs share it, since their layers follow each other.
+        """Scratch in which the splits of the bucket's rows meet, where there are several."""
+        sizes = self._graph_sizes(bucket.sequences)
+        if sizes is not None:
+            self._scratch.capture(**sizes)
 
-        Scratch that an earlier graph holds is kept as long as the backend.
-        """
-        need = self._need(bucket.sequences, self.max_model_len)
-        need["splits"] = most_runs(batch=bucket.sequences, kv_heads=self.attention.num_kv_heads)
-        if not (self._captured and self._captured[-1].holds(**need)):
-            self._captured.append(DecodeScratch.allocate(**need, device=self.device))
-
-    def _need(self, rows: int, max_seq_len: int) -> dict[str, int]:
-        """Sizes of the scratch of a decode; a layer's window asks for no more."""
+    def _cut_of_step(self, rows: int) -> dict[str, Any]:
+        """Further arguments of the decode kernel: scratch for a layer without window, which is cut
+        into the most splits; the kernel finds their number itself."""
         splits = decode_splits(
             batch=rows,
             kv_heads=self.attention.num_kv_heads,
-            max_seq_len=max_seq_len,
+            max_seq_len=self._max_seq_len,
             multiprocessors=multiprocessors(self.device),
         )
+        sizes = self._sizes(rows, splits)
+        return {"scratch": self._scratch.of_step(**sizes) if splits > 1 else None}
+
+    def _cut_of_graph(self, batch: ForwardBatch) -> dict[str, Any]:
+        """The same for a graph, whose rows are cut by their share of all keys."""
+        splits = self._graph_splits(batch.num_sequences)
+        if splits == 1:
+            return {"splits": 1}
+        share = fair_share(
+            batch.seq_lens,
+            kv_heads=self.attention.num_kv_heads,
+            multiprocessors=multiprocessors(self.device),
+            window=self.group.window,
+        )
+        return {"splits": splits, "share": share, "scratch": self._scratch.of_graph()}
+
+    def _graph_splits(self, rows: int) -> int:
+        return most_runs(batch=rows, kv_heads=self.attention.num_kv_heads)
+
+    def _graph_sizes(self, rows: int) -> dict[str, int] | None:
+        """Sizes of the scratch of a graph; `None` where it needs none."""
+        splits = self._graph_splits(rows)
+        return self._sizes(rows, splits) if splits > 1 else None
+
+    def _sizes(self, rows: int, splits: int) -> dict[str, int]:
         heads, value_dim = self.attention.num_heads, self.attention.v_head_dim
         return {"batch": rows, "heads": heads, "splits": splits, "value_dim": value_dim}
 
@@ -191,10 +202,8 @@ class TritonBackend(AttentionBackend):
             q,
             *self._front,
             max_seq_len=self._max_seq_len,
-            scratch=self._scratch,
-            splits=self._splits,
-            share=self._share,
             tables_ready=self._tables_ready,
+            **self._cut,
             out=out,
             lse=lse,
         )
@@ -212,33 +221,38 @@ class TritonBackend(AttentionBackend):
             covered=self._covered,
         )
 
-    def _kernels(self, q: Tensor, layer: AttentionLayer) -> "_LayerKernels":
+    def _kernels(self, q: Tensor, layer: AttentionLayer) -> "LayerKernels":
         """Those of the layer's pool and habits, made at its first call."""
         keys, values = layer.pool.key_value(layer.pool_layer)
         sinks = layer.sinks
         known = (id(keys), layer.scale, layer.window, layer.soft_cap, id(sinks))
         kernels = self._layers.get(known)
         if kernels is None:
-            habits = {
-                "scale": layer.scale,
-                "window": layer.window,
-                "soft_cap": layer.soft_cap,
-                "sinks": sinks,
-            }
-            kernels = self._layers[known] = _LayerKernels(
-                decode=self._decode(q, keys, values, **habits, pdl=self._pdl),
-                extend=self._extend(q, keys, values, **habits, pdl=self._pdl),
-                tensors=(keys, sinks),
+            decode, extend = self._make_kernels(
+                q,
+                keys,
+                values,
+                scale=layer.scale,
+                window=layer.window,
+                soft_cap=layer.soft_cap,
+                sinks=sinks,
+                pdl=self._pdl,
             )
+            kernels = LayerKernels(decode=decode, extend=extend, tensors=(keys, sinks))
+            self._layers[known] = kernels
         return kernels
+
+    def _make_kernels(self, *tensors: Tensor, **habits: Any) -> tuple[Kernel, Kernel]:
+        """For one new token a row, and for several; arguments as of `LayerDecode`."""
+        return self._decode(*tensors, **habits), self._extend(*tensors, **habits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerKernels:
+class LayerKernels:
     """Kernels that know a layer's pool and habits; `tensors` keeps the ids that they go by."""
 
-    decode: Callable[..., None]
-    extend: Callable[..., None]
+    decode: Kernel
+    extend: Kernel
     tensors: tuple[Tensor, Tensor | None]
 
 
