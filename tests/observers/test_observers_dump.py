@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from operator_recorder import as_if_on_a_gpu
+from safetensors.torch import load_file, save_file
 from tiny_engine import make_engine, run_all
 
 from headrace import LLM
@@ -340,15 +341,61 @@ def test_folders_that_cannot_be_are_refused(engine: Engine, tmp_path: Path) -> N
 def test_a_dump_that_cannot_be_written_ends_and_no_request_does(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left on device")
+    """Not even half a step is left: the steps before it are a dump that can be compared."""
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        save_file(tensors, path, metadata)
+        if json.loads(metadata["step"]) == 3:
+            path.write_bytes(path.read_bytes()[:1000])
+            raise OSError("No space left on device")
 
     monkeypatch.setattr("headrace.observers.dump_files.save_file", full)
     engine.dumper.start(str(tmp_path / "a"))
     (output,) = run_all(engine, prompts()[:1], [GREEDY])
     assert output.outputs[0].finish_reason == "length"
-    with pytest.raises(RequestError, match="No space left"):
+    with pytest.raises(RequestError, match=r"after 2 steps.*No space left"):
         engine.dumper.stop()
+    assert len(list((tmp_path / "a").iterdir())) == len(open_dump(tmp_path / "a")) == 2
+
+
+@pytest.mark.parametrize("names", [("k", "v"), ("logits",)])
+def test_what_is_no_number_in_one_dump_differs(
+    engine: Engine, tmp_path: Path, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = prompts()[1:2]
+    dump(engine, tmp_path / "a", wanted, names=names, steps=1)
+    layer = engine.worker.runner.model.model.layers[0]
+    torch.nn.init.constant_(layer.input_layernorm.weight, torch.nan)
+    dump(engine, tmp_path / "b", wanted, names=names, steps=1)
+    for pair, status in (("ab", 1), ("ba", 1), ("bb", 0)):
+        assert main(["diff", *(str(tmp_path / each) for each in pair), "--json"]) == status
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        first = "logits" if names == ("logits",) else "k.0"
+        assert found["first"] == (first if status else None)
+
+
+def test_files_that_are_no_steps_are_refused(engine: Engine, tmp_path: Path) -> None:
+    (step,) = dump(engine, tmp_path / "a", prompts()[:1], layers=[0], steps=1)
+    tensors, texts = load_file(step.path), step.facts.texts()
+    short = {name: tensor[:1].clone() for name, tensor in tensors.items()}
+    for says, more_texts, more in (
+        ("Its sequences is 5", {"sequences": "5"}, {}),
+        ("Its bucket is", {"bucket": "[1]"}, {}),
+        ("Its dtype is 'int3'", {"dtype": '"int3"'}, {}),
+        ("Expecting value", {"path": "eager"}, {}),
+        ("Its sequence leads beyond the 0", {"sequences": "[]"}, {}),
+        ("Its positions is I64 of shape .1.", {}, {"positions": short["positions"]}),
+        ("Its live is I64", {}, {"live": tensors["positions"].clone()}),
+        ("Its k.0 is F32 of shape .1, ", {}, {"k.0": short["k.0"]}),
+        ("Its logits is F32 of shape .272.", {}, {"logits": tensors["logits"][0].clone()}),
+        ("Its logit_token leads beyond the 20", {}, {"logit_token": torch.tensor([20])}),
+        ("contain tensor sequence", {}, {"sequence": None}),
+        ("contain tensor logit_token", {}, {"logit_token": None}),
+    ):
+        changed = {name: each for name, each in (tensors | more).items() if each is not None}
+        save_file(changed, step.path, texts | more_texts)
+        with pytest.raises(ConfigError, match=f"step-000001.* cannot be read.*{says}"):
+            open_dump(tmp_path / "a")
 
 
 def test_dumps_without_anything_in_common_are_refused(engine: Engine, tmp_path: Path) -> None:

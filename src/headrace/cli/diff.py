@@ -12,5 +12,5 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.observers.dump_files import open_dump
 
     found = diff_dumps(open_dump(arguments.ours), open_dump(arguments.theirs))
-    print(json.dumps(found.as_dict(), indent=2) if arguments.json else found)
+    print(json.dumps(found.as_dict(), indent=2, allow_nan=False) if arguments.json else found)
     return 0 if found.agrees else DIFFER

@@ -7,7 +7,7 @@ compared: it should differ.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ COARSEST_FIRST = ("bfloat16", "float16", "float32")
 @dataclass(slots=True, kw_only=True)
 class Compared:
     """One tensor over all paired tokens; the first dump is the measure.
+
+    What is no number in one dump differs without end from what is one in the other; what is none
+    in both is left out.
 
     Attributes:
         tokens: paired ones, or rows of logits. max_abs: largest difference of two numbers.
@@ -76,11 +79,17 @@ class DumpDiff:
         return self.first is None
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain types, ready for JSON: what is infinite is `None`."""
         first = self.first
+        tensors = [
+            {name: None if value in (inf, -inf) else value for name, value in asdict(each).items()}
+            for each in self.tensors
+        ]
         return {
             "agrees": self.agrees,
             "first": None if first is None else first.name,
             **asdict(self),
+            "tensors": tensors,
         }
 
     def __str__(self) -> str:
@@ -155,8 +164,10 @@ def _paths(steps: Sequence[DumpedStep]) -> str:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of squares and products over all pairs."""
+    """Of squares and products over all pairs; and the largest difference, and that of logits in
+    standard deviations."""
 
+    furthest: float = 0.0
     difference: float = 0.0
     ours: float = 0.0
     theirs: float = 0.0
@@ -164,7 +175,10 @@ class _Sums:
     single: float = 0.0
 
     def add(self, a: Tensor, b: Tensor) -> None:
+        if not len(a):
+            return
         a, b = a.double().flatten(), b.double().flatten()
+        self.furthest = max(self.furthest, float((a - b).abs().max()))
         self.difference += float((a - b).square().sum())
         self.ours += float(a.square().sum())
         self.theirs += float(b.square().sum())
@@ -189,19 +203,22 @@ def _compare(
         a, b, kept = _rows(name, ours[mine], theirs[other], tokens)
         if not kept:
             continue
-        everything = torch.ones(len(kept), dtype=torch.bool)
+        finite = [each.flatten(1).isfinite().all(1) for each in (a, b)]
+        both, one = finite[0] & finite[1], finite[0] ^ finite[1]
         if kind == LOGITS:
-            errors, single, _ = logit_errors(b.float(), a.float(), everything)
+            errors, single, _ = logit_errors(b.float(), a.float(), both)
             sums.single = max(sums.single, float(single.max()))
         else:
-            errors = token_errors(b, a, everything)
-        largest, place = map(float, worst(errors))
+            errors = token_errors(b, a, both)
+        largest, place = map(float, worst(errors.masked_fill(one, torch.inf)))
         result.tokens += len(kept)
-        result.max_abs = max(result.max_abs, float((a.float() - b.float()).abs().max()))
-        sums.add(a, b)
+        sums.add(a[both], b[both])
+        if one.any():
+            sums.furthest = inf
         if largest >= result.worst:
             token = kept[int(place)]
             result.worst, result.sequence, result.position = largest, token.sequence, token.position
+    result.max_abs = sums.furthest
     result.relative = sqrt(sums.difference / max(sums.ours, 1e-300))
     result.cosine = sums.product / max(sqrt(sums.ours * sums.theirs), 1e-300)
     result.differs = not (result.worst <= result.allowed and sums.single <= tolerance.single_logit)

@@ -16,8 +16,10 @@ The metadata are texts; what is no text is JSON.
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headrace.base.errors import ConfigError
+from headrace.base.shown import shown
+from headrace.observers.tolerances import TOLERANCES
 
 K, V, STREAM, LOGITS = NAMES = ("k", "v", "stream", "logits")
+COLUMNS = ("input_ids", "positions", "sequence", "live")
+LOGIT_TOKEN = "logit_token"
 SCHEMA = 1
+_FLOATS = ("F", "BF")
+_DTYPES = {
+    **dict.fromkeys((*COLUMNS, LOGIT_TOKEN), ("I64",)),
+    **dict.fromkeys((K, V, STREAM), _FLOATS),
+    "live": ("BOOL",),
+    LOGITS: ("F32",),
+}
+"""As safetensors names them, by how the name begins."""
 _OF_LAYER = re.compile(r"(k|v|stream)\.(\d+)")
 
 
@@ -59,19 +73,52 @@ class StepFacts:
 
     @classmethod
     def of(cls, texts: Mapping[str, str], path: Path) -> "StepFacts":
-        """Raises `ConfigError` for a file that is no dump of this version."""
+        """Raises `ConfigError` for a file that is no dump of this version, ValueError or KeyError
+        for one that says what no step is like."""
         if texts.get("headrace_dump") != str(SCHEMA):
             raise ConfigError(f"{path} is no dump of this version of headrace")
         values: dict[str, Any] = {name: json.loads(texts[name]) for name in cls.__slots__}
-        for name in ("bucket", "sequences", "rows"):
-            values[name] = tuple(values[name])
+        for name, value in values.items():
+            if not _LIKE_A_STEP[name](value):
+                raise ValueError(f"its {name} is {shown(value)}")
+            values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
 
 
+def _is_number(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _lists(kind: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(kind, value))
+
+
+_LIKE_A_STEP: dict[str, Callable[[object], bool]] = {
+    "step": _is_number,
+    "dtype": lambda value: _is_text(value) and value in TOLERANCES,
+    **dict.fromkeys(("model", "path", "backend", "mode"), _is_text),
+    "bucket": lambda value: isinstance(value, list) and [*map(type, value)] == [int, int, str],
+    "sequences": _lists(_is_text),
+    "rows": _lists(_is_number),
+}
+
+
 def write_step(folder: Path, facts: StepFacts, tensors: Mapping[str, Tensor]) -> Path:
-    """Write one step; its file. Raises OSError or SafetensorError."""
+    """Write one step, whole or not at all; its file. Raises OSError or SafetensorError."""
     path = folder / f"step-{facts.step:06}.safetensors"
-    save_file({name: _own(each) for name, each in tensors.items()}, path, metadata=facts.texts())
+    unfinished = path.with_suffix(".part")
+    own = {name: _own(each) for name, each in tensors.items()}
+    try:
+        save_file(own, unfinished, metadata=facts.texts())
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -115,11 +162,29 @@ def _opened(files: Sequence[Path]) -> Iterator[DumpedStep]:
             with safe_open(path, framework="pt") as file:
                 facts = StepFacts.of(file.metadata() or {}, path)
                 names = frozenset(file.keys())
+                _check_tensors(file, names, facts)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{path} cannot be read", why=str(error)) from error
         yield DumpedStep(path=path, facts=facts, names=names)
+
+
+def _check_tensors(file: Any, names: frozenset[str], facts: StepFacts) -> None:
+    """Raises ValueError or SafetensorError for tensors that are not as the table has them."""
+    counts = {"": file.get_slice("input_ids").get_shape()}
+    if LOGITS in names:
+        counts[LOGITS] = counts[LOGIT_TOKEN] = file.get_slice(LOGIT_TOKEN).get_shape()
+    for name in sorted({*COLUMNS, *names}):
+        part, kind = file.get_slice(name), layer_of(name)[0]
+        shape, dtype = part.get_shape(), part.get_dtype()
+        is_column = kind in (*COLUMNS, LOGIT_TOKEN)
+        is_right = shape[:1] == counts.get(kind, counts[""]) and (len(shape) == 1) == is_column
+        if kind in _DTYPES and not (is_right and dtype.startswith(_DTYPES[kind])):
+            raise ValueError(f"its {name} is {dtype} of shape {shape}")
+    for name, end in (("sequence", len(facts.sequences)), (LOGIT_TOKEN, counts[""][0])):
+        if name in names and not all(0 <= place < end for place in file.get_tensor(name).tolist()):
+            raise ValueError(f"its {name} leads beyond the {end} that there are")
 
 
 def layer_of(name: str) -> tuple[str, int | None]:
