@@ -12,6 +12,7 @@ from itertools import islice
 
 import torch
 
+import headrace.attention.selection  # noqa: F401 (registers the backends of this repository)
 from headrace.attention.backend import AttentionBackend
 from headrace.attention.capabilities import AttentionNeed, Phase
 from headrace.attention.registry import ATTENTION_BACKENDS
