@@ -123,12 +123,14 @@ class LLM(Watching):
         sampling_params: Params | None = None,
         *,
         use_tqdm: bool = True,
+        chat_template: str | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them.
 
         Args:
             messages: dicts with role and content.
+            chat_template: one to take in place of the model's, its text in Jinja.
             template: passed to the chat template (tools, add_generation_prompt, ...).
 
         Raises:
@@ -137,18 +139,22 @@ class LLM(Watching):
         """
         batch = listed_conversations(messages)
         params = self._params(sampling_params, len(batch))
-        prepared = for_each(partial(self._prepare_chat, template), batch, params)
+        prepare = partial(self._prepare_chat, self._chat_tokenizer(chat_template), template)
+        prepared = for_each(prepare, batch, params)
         return [handle.output() for handle in self._shared.run(prepared, bar=use_tqdm)]
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
         **template: Any,
     ) -> Generator[Piece, None, None]:
         """Answer one conversation, piece by piece; see `stream`."""
         (params,) = self._params(sampling_params, 1)
-        prepared = self._prepare_chat(template, messages, params)
+        tokenizer = self._chat_tokenizer(chat_template)
+        prepared = self._prepare_chat(tokenizer, template, messages, params)
         prepared.wait()
         return self._shared.stream(prepared)
 
@@ -187,10 +193,17 @@ class LLM(Watching):
     def _params(self, params: Params | None, count: int) -> list[SamplingParams]:
         return one_each("sampling_params", params, self.engine.default_params, count)
 
-    def _prepare_chat(
-        self, template: Mapping[str, Any], messages: Sequence[Message], params: SamplingParams
-    ) -> PreparedRequest:
+    def _chat_tokenizer(self, chat_template: str | None) -> Tokenizer:
         tokenizer = self.get_tokenizer()
+        return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
+
+    def _prepare_chat(
+        self,
+        tokenizer: Tokenizer,
+        template: Mapping[str, Any],
+        messages: Sequence[Message],
+        params: SamplingParams,
+    ) -> PreparedRequest:
         text = tokenizer.apply_chat_template(listed_messages(messages), **template)
         ids = tokenizer.encode(text, add_special_tokens=False)
         return self.engine.prepare(ids, params, text=text, default_max_tokens=None)

@@ -346,7 +346,16 @@ def test_tokenizer_source(tmp_path):
 def test_end_tokens_named_by_the_file(tmp_path):
     keys = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
     checkpoint, _ = make(tmp_path, keys=keys)
-    assert checkpoint.tokenizer_source.eos_token_ids == (2, 7, 9)
+    assert checkpoint.tokenizer_source.eos_token_ids == (2, 3, 7, 9)  # 3 is called <|im_end|>
+
+
+@pytest.mark.parametrize("name", ["<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"])
+def test_end_tokens_that_only_their_names_tell(tmp_path, name):
+    """Qwen and Llama 3: the lists of their generation_config.json are not in the file."""
+    tokens, kinds = [*TOKENS[:-2], name, name], [2, 3, 3, 3] + [1] * 34 + [3, 1]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    checkpoint, _ = make(tmp_path, keys=keys)
+    assert checkpoint.tokenizer_source.eos_token_ids == (2, 3, 38)
 
 
 def test_cache_key_follows_the_content(tmp_path):

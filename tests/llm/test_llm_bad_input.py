@@ -60,7 +60,8 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "truth values": ([True, False], "True"),
     "words": (["a", "b"], "'a'"),
     "mixed": ([1, None], "None"),
-    "tensor": (torch.tensor([1, 2]), "whole numbers"),
+    "tensor of fractions": (torch.tensor([1.0, 2.0]), "whole numbers"),
+    "tensor of rows": (torch.tensor([[1, 2]]), "[1, 2]"),
     "surrogate": ("a\ud800", "surrogate"),
     "too long": ([1] * 65, "65 tokens"),  # R130
 }
@@ -81,7 +82,11 @@ def test_prompts_of_no_kind_at_all(llm: LLM, prompts: Any) -> None:
 
 def test_numbers_of_other_libraries_are_taken(llm: LLM) -> None:
     expected = tokens(llm, GOOD, GREEDY)
-    for prompts in (np.array(GOOD), [np.int64(token) for token in GOOD], [np.array(GOOD)]):
+    tensor = torch.tensor(GOOD)
+    for prompts in (
+        *(np.array(GOOD), [np.int64(token) for token in GOOD], [np.array(GOOD)]),
+        *(tensor, list(tensor), [tensor], tensor[None]),
+    ):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert outputs[0].outputs[0].token_ids == expected[0]
         assert all(type(token) is int for token in outputs[0].prompt_token_ids)

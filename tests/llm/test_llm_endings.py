@@ -7,11 +7,13 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from tiny_llm import GREEDY, assert_nothing_is_held, ids, joined, make_llm, one, tokens
 
 from headrace import LLM, SamplingParams
@@ -224,6 +226,44 @@ def test_closing_while_another_thread_generates(folder: Path) -> None:
     thread.join(60)
     assert found[0].finish_reason == "abort"
     assert 0 < len(found[0].token_ids) < 230
+
+
+# ---- what a program does around it
+
+
+def test_a_fork_is_told_that_it_cannot_use_it(folder: Path) -> None:
+    """vLLM#6152, pytorch#17199: threads do not follow into a fork, and a step there may hang."""
+    llm = make_llm(folder)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # must not come back into pytest
+        try:
+            with llm:
+                one(llm, PROMPT, GREEDY)
+        except RequestError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert "made in another process" in told.read()
+    os.waitpid(child, 0)
+    assert len(one(llm, PROMPT, GREEDY).token_ids) == 8
+
+
+def test_a_default_device_of_the_program_moves_nothing(folder: Path) -> None:
+    """Sample code of phi-2 and others begins with `torch.set_default_device("cuda")`."""
+    with make_llm(folder) as llm:
+        expected = one(llm, PROMPT, GREEDY).token_ids
+    asked = replace(GREEDY, logprobs=1, prompt_logprobs=1)
+    try:
+        torch.set_default_device("meta")
+        with make_llm(folder) as llm:
+            assert one(llm, PROMPT, asked).token_ids == expected
+            assert joined(list(llm.stream(PROMPT, GREEDY)))[1] == expected
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
 
 
 # ---- close

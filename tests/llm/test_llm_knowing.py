@@ -4,11 +4,12 @@ import dataclasses
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from tiny_engine import write_checkpoint
-from tiny_llm import GREEDY, ids, make_llm, one, tokens
+from tiny_llm import GREEDY, Reference, ids, make_llm, one, tokens
 
 import headrace
 from headrace import LLM, SamplingParams
@@ -131,6 +132,16 @@ def test_the_progress_bar_shows_speeds(llm: LLM, capsys: pytest.CaptureFixture[s
     llm.generate(ids(1, 9), GREEDY, use_tqdm=False)
     llm.generate([])
     assert capsys.readouterr().err == ""
+
+
+def test_without_stderr_there_is_no_bar(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a service of Windows, or under pythonw (tqdm#1523)."""
+    monkeypatch.setattr(sys, "stderr", None)
+    stored = {"load_format": "auto", "show_progress": True}
+    with make_llm(reference.folder, **stored) as llm:
+        assert len(llm.generate(ids(1, 9), GREEDY)[0].outputs[0].token_ids) == 8
 
 
 def test_outputs_have_the_names_of_the_field(llm: LLM) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from tiny_engine import EOS, write_checkpoint
-from tiny_llm import PRINTABLE, assert_nothing_is_held, joined, make_llm, one, scripted
+from tiny_llm import GREEDY, PRINTABLE, assert_nothing_is_held, joined, make_llm, one, scripted
 
 from headrace import LLM, SamplingParams
+from headrace.base.errors import RequestError
 from headrace.engine.outputs import Piece
 
 PROMPT = "The prompt"
@@ -228,6 +229,21 @@ def test_chat_is_the_template_and_the_rest(folder: Path) -> None:
     assert [each.outputs[0].token_ids for each in both] == [output.outputs[0].token_ids] * 2
     (open_ended,) = llm.chat(messages, params, use_tqdm=False, add_generation_prompt=False)
     assert open_ended.prompt == "<user>Hi</s>"
+
+
+def test_chat_with_a_template_of_the_caller(folder: Path) -> None:
+    """As vLLM's LLM.chat takes one; it had been one more variable, and nobody read it."""
+    llm = make_llm(folder)
+    messages = [{"role": "user", "content": "Hi"}]
+    given = {"chat_template": "{{ messages[0].content }}{{ mark }}{{ eos_token }}", "mark": "!"}
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False, **given)
+    assert output.prompt == "Hi!</s>"
+    assert list(output.prompt_token_ids) == spell(llm, output.prompt)
+    streamed = joined(list(llm.stream_chat(messages, GREEDY, **given)))
+    assert streamed[1] == output.outputs[0].token_ids
+    assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == "<user>Hi</s><assistant>"
+    with pytest.raises(RequestError, match="chat template cannot render"):
+        llm.chat(messages, GREEDY, chat_template="{% if %}")
 
 
 @pytest.mark.parametrize(("length", "made"), [(10, 128), (200, 56), (255, 1)])

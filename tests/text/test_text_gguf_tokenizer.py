@@ -257,8 +257,9 @@ def test_others_may_read_the_kept_tokenizer_and_a_failed_write_leaves_nothing(
     assert list((tmp_path / "tokenizers").iterdir()) == [kept]
 
 
-def test_without_a_cache_the_tokenizer_is_built_all_the_same(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+@pytest.mark.parametrize("cache", [".", "tokenizers/below"])
+def test_without_a_cache_the_tokenizer_is_built_all_the_same(tmp_path, monkeypatch, caplog, cache):
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / cache))
     (tmp_path / "tokenizers").write_text("a file where the folder should be")
     source = TokenizerSource(gguf=pieces_vocabulary(), cache_key="key")
     assert build_tokenizer(source).encode("the")

@@ -7,9 +7,16 @@ from headrace.checkpoint.gguf_file import GgufFile
 from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
 
 _PREFIX = "tokenizer.ggml."
-# Files made before `eot_token_id` existed name only one end token. The end-of-turn tokens of the
-# common chat formats are taken from the vocabulary then, as llama.cpp does.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+# A file names one end token, where generation_config.json lists several (Llama 3: of a text, a turn
+# and a call of a tool). So whatever is called one of these is one too, as in llama.cpp.
+_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+)
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -82,12 +89,10 @@ def _settings(vocabulary: GgufVocabulary) -> dict[str, Any]:
 def _eos_token_ids(file: GgufFile, vocabulary: GgufVocabulary) -> tuple[int, ...]:
     named = [file.metadata.get(f"{_PREFIX}{kind}_token_id") for kind in ("eos", "eot", "eom")]
     ids = {index for index in named if index is not None}
-    if named[1] is None:
-        control = {_CONTROL, _USER_DEFINED}
-        pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=False)
-        ids.update(
-            index
-            for index, (token, kind) in enumerate(pairs)
-            if kind in control and token in _END_OF_TURN
-        )
+    pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=False)
+    ids.update(
+        index
+        for index, (token, kind) in enumerate(pairs)
+        if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS
+    )
     return tuple(sorted(ids))

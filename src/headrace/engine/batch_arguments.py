@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from headrace.base.errors import RequestError
-from headrace.engine.prompts import Prompt
+from headrace.engine.prompts import Prompt, plain
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
@@ -49,7 +49,11 @@ def listed_prompts(prompts: Prompts) -> list[Prompt]:
     """The prompts of a call; one prompt alone becomes a list of itself."""
     if isinstance(prompts, str):
         return [prompts]
-    listed: list[Any] = _as_list("prompts", prompts, "Give a text, a list of token ids, or a list")
+    listed: list[Any] = _as_list(
+        "prompts", plain(prompts), "Give a text, a list of token ids, or a list"
+    )
+    if listed and hasattr(listed[0], "tolist"):
+        listed = [plain(part) for part in listed]  # a list of arrays, or of their numbers
     return [listed] if listed and isinstance(listed[0], Integral) else listed
 
 

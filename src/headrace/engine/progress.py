@@ -1,5 +1,6 @@
 """The bar of a call that waits for many requests."""
 
+import sys
 import time
 from collections.abc import Iterable
 from typing import Self
@@ -14,11 +15,12 @@ class Progress:
 
     Args:
         total: requests to wait for.
-        shown: draw the bar on stderr.
+        shown: draw the bar on stderr, where there is one: a service may have none.
     """
 
     def __init__(self, total: int, *, shown: bool) -> None:
-        self._bar = tqdm(total=total, desc="Processed prompts", disable=not (shown and total))
+        is_drawn = shown and total > 0 and sys.stderr is not None
+        self._bar = tqdm(total=total, desc="Processed prompts", disable=not is_drawn)
         self._started = time.perf_counter()
         self._prompt_tokens = self._output_tokens = 0
 

@@ -49,8 +49,14 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: in
     return ids
 
 
+def plain(value: Any) -> Any:
+    """What an array or a tensor holds, in lists and numbers of Python; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _plain_ids(prompt: object) -> list[int]:
     """The ids as Python's own integers; those of other libraries count, True and False do not."""
+    prompt = plain(prompt)
     if isinstance(prompt, bytes | bytearray | memoryview | Mapping | set | frozenset):
         raise _no_prompt(prompt)  # they can be read as a list of numbers, and nobody means that
     try:

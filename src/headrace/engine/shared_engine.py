@@ -1,8 +1,11 @@
 """An engine that threads share: they take turns, and their requests run in one batch."""
 
+import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
 
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
@@ -23,13 +26,21 @@ class SharedEngine:
     """
 
     def __init__(self, config: EngineConfig, *, show_progress: bool) -> None:
-        self._engine: Engine | None = Engine(config, progress=show_progress)
+        with _tensors_on_host():
+            self._engine: Engine | None = Engine(config, progress=show_progress)
+        self._process = os.getpid()
         self._turns = Turns()
         self._left: deque[str] = deque()  # requests whose callers went away
 
     @property
     def engine(self) -> Engine:
-        """The engine underneath; raises `RequestError` after `close`."""
+        """The engine underneath; raises `RequestError` after `close`, and in a forked process."""
+        if os.getpid() != self._process:
+            raise RequestError(
+                "This LLM was made in another process, of which this one is a fork",
+                why="threads and GPUs that it needs stayed there, and a step might wait forever",
+                remedy='Make it where it is used; multiprocessing\'s "spawn" forks nothing',
+            )
         if self._engine is None:
             raise RequestError("This LLM is closed", remedy="Make a new one")
         return self._engine
@@ -38,7 +49,7 @@ class SharedEngine:
     def turn(self) -> Iterator[None]:
         """Have the engine for this thread alone."""
         try:
-            with self._turns:
+            with self._turns, _tensors_on_host():
                 yield
         finally:
             self._abort_left()
@@ -84,7 +95,12 @@ class SharedEngine:
             self._leave(handles)
 
     def close(self) -> None:
-        """Abort what runs and give the model's memory back. Closing twice is fine."""
+        """Abort what runs and give the model's memory back. Closing twice is fine.
+
+        In a fork nothing happens: all is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         with self._turns:
             if self._engine is not None:
                 self._engine.close()
@@ -112,3 +128,12 @@ class SharedEngine:
                     self._engine.abort(left)
             finally:
                 self._turns.give_back()
+
+
+def _tensors_on_host() -> AbstractContextManager[object]:
+    """Whatever the program has told torch, tensors that name no device lie on the host here.
+
+    Only for programs that said so: within a device's context each operation takes longer.
+    """
+    is_usual = torch.get_default_device().type == "cpu"
+    return nullcontext() if is_usual else torch.device("cpu")

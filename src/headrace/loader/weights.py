@@ -5,6 +5,7 @@ the order of the files, one at a time. Two threads were tried: on two cores they
 could be measured against the noise, so there is one.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -50,8 +51,9 @@ def load_weights(model: CausalDecoder, checkpoint: Checkpoint, *, progress: bool
     if next(model.parameters()).device.type != "cpu":
         _check_host_room(entries)
     total = sum(entry.nbytes for entry in entries)
+    is_drawn = progress and sys.stderr is not None  # a service may have none
     with tqdm(
-        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
+        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not is_drawn
     ) as bar:
         for entry in entries:
             _fill(slots[entry.name], checkpoint, entry)

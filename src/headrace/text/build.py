@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from headrace.base import env
-from headrace.base.errors import CheckpointError
+from headrace.base.errors import CheckpointError, ConfigError
 from headrace.base.log import get_logger
 from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
 from headrace.text.chat_template import ChatTemplate
@@ -58,15 +58,10 @@ def build_tokenizer(source: TokenizerSource) -> Tokenizer:
 
 
 def _chat_template(source: TokenizerSource) -> ChatTemplate | None:
-    """The template given beside the settings wins over the one in them."""
-    template: Any = source.chat_template
-    if template is None:
-        template = source.settings.get("chat_template")
+    template = source.chat_template
     if not template:
         return None
-    if isinstance(template, str):
-        return ChatTemplate({"default": template})
-    return ChatTemplate({entry["name"]: entry["template"] for entry in template})
+    return ChatTemplate({"default": template} if isinstance(template, str) else template)
 
 
 def _from_json(path: Path, settings: Any) -> tokenizers.Tokenizer:
@@ -86,7 +81,11 @@ def _from_gguf(vocabulary: GgufVocabulary, cache_key: str) -> tokenizers.Tokeniz
     """Deriving merges takes seconds for a large vocabulary, so that result is kept on disk."""
     if vocabulary.model != "llama" or not cache_key:
         return gguf_tokenizer(vocabulary)
-    path = _cache_path(cache_key)
+    try:
+        path = _cache_path(cache_key)
+    except ConfigError as error:
+        log.warning("the tokenizer cannot be cached: %s", error)
+        return gguf_tokenizer(vocabulary)
     if path.exists():
         try:
             cached = tokenizers.Tokenizer.from_file(str(path))

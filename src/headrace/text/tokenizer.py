@@ -1,7 +1,8 @@
 """`Tokenizer`: text to ids and back, the same for every source a vocabulary can come from."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from copy import copy
+from typing import Any, Protocol, Self
 
 from headrace.base.errors import RequestError
 from headrace.text.chat_template import ChatTemplate
@@ -66,6 +67,12 @@ class Tokenizer:
     def template_variables(self) -> frozenset[str]:
         """Names that the chat template asks for, those that the server gives among them."""
         return frozenset() if self._chat_template is None else self._chat_template.variables
+
+    def with_chat_template(self, text: str) -> Self:
+        """The same vocabulary with another chat template, in Jinja."""
+        changed = copy(self)
+        changed._chat_template = ChatTemplate({"default": text})
+        return changed
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its text, if there is one."""
@@ -144,8 +151,8 @@ class Tokenizer:
             raise RequestError(
                 "this model has no chat template",
                 why="Neither its tokenizer nor its file brings one, as usual for base models",
-                remedy="Use completion with a plain prompt, or name a checkpoint with a "
-                "chat_template.jinja as the tokenizer (option tokenizer)",
+                remedy="Use completion with a plain prompt, name a checkpoint with a "
+                "chat_template.jinja as the tokenizer (option tokenizer), or give one to LLM.chat",
             )
         return self._chat_template.render(
             messages,
