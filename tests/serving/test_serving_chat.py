@@ -189,7 +189,7 @@ def test_token_ids_when_asked(http) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text only"),
         ({"top_logprobs": 3}, "needs logprobs: true"),
         ({"logprobs": 3}, "logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "at most 20"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; this server gives at most"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "needs stream: true"),
         ({"prompt_logprobs": 1, "stream": True}, "cannot be streamed"),

@@ -96,7 +96,7 @@ def test_most_bad_bodies_are_refused(http: TestClient, route) -> None:
         "presence_penalty": [3],
         "frequency_penalty": [-3],
         "repetition_penalty": [0, -1],
-        "logit_bias": [{"a": 1}, {"-1": 1}, {"5": "x"}, [1], {"5": 1e30}],
+        "logit_bias": [{"a": 1}, {"-1": 1}, {"1_0": 1}, {"5": "x"}, [1], {"5": 1e30}],
         "seed": [2**70, 1.5, "x"],
         "stop": [[""], [1], {}, ""],
         "stop_token_ids": [[-1], ["a"], [2**40], list(range(100))],
@@ -130,11 +130,26 @@ def test_values_out_of_range_are_named(http: TestClient, engine, field, values) 
     assert not engine.submits
 
 
+def test_a_fault_is_told_of_the_field_not_of_the_types_that_were_tried(http: TestClient) -> None:
+    for route, body, field in (
+        ("/v1/completions", {"prompt": "a", "stop": 5}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["a", None]}, "stop"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["Hi"]}]}, "content"),
+    ):
+        error = check_shape(http.post(route, json=body))
+        assert error["param"].endswith(field)
+        assert "[" not in error["message"].partition(": ")[0]
+
+
 def test_another_content_type_is_415(http: TestClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
         assert answer.status_code == 415, kind
         check_shape(answer)
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = http.post("/v1/completions", content=b"\x1f\x8b", headers=packed)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert "'gzip'" in check_shape(answer)["message"]
     kind = {"content-type": "application/json; charset=utf-8"}
     body = b'{"prompt": "a"}'
     assert http.post("/v1/completions", content=body, headers=kind).status_code == 200

@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture
 def lenient(make_service) -> Iterator[TestClient]:
-    app = make_app(make_service(refuse_unsupported=False))
+    app = make_app(make_service(refuse_unsupported=False, tool_call_parser="hermes"))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
@@ -29,6 +29,8 @@ def lenient(make_service) -> Iterator[TestClient]:
         (COMPLETIONS, {"stream_options": {"include_usage": True}}),
         (CHAT, {"max_completion_tokens": 0}),
         (CHAT, {"verbosity": "low"}),
+        (CHAT, {"tools": []}),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         (CHAT, {"audio": {"format": "wav", "voice": "alloy"}}),
     ],
 )
@@ -68,6 +70,29 @@ def test_the_other_forms_of_a_chat_leave_out_the_same(
     answer = lenient.post(route, json=body | field | {"temperature": 0.5})
     assert answer.status_code == 200, answer.text
     assert (engine.params.temperature, engine.params.n, engine.params.stop) == (0.5, 1, ())
+
+
+@pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
+def test_tools_that_are_no_functions_are_left_out(
+    lenient: TestClient, http: TestClient, engine: FakeEngine, route: str
+) -> None:
+    """Agents send every model the tools that OpenAI and Anthropic run themselves."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+    ours = {"name": "f", "parameters": schema, "input_schema": schema}
+    if route == "/v1/responses":
+        form, choice = {"input": "Hello"}, "auto"
+        ours["type"] = "function"
+    else:
+        form, choice = {"messages": MESSAGES, "max_tokens": 9}, {"type": "auto"}
+    theirs = {"type": "web_search", "name": "web_search"}
+    for tools in ([theirs], [theirs, ours]):
+        body = {**form, "tools": tools, "tool_choice": choice}
+        assert "web_search" in http.post(route, json=body).json()["error"]["message"]
+        answer = lenient.post(route, json=body)
+        assert answer.status_code == 200, answer.text
+    if route == "/v1/messages":
+        count = lenient.post("/v1/messages/count_tokens", json={**form, "tools": [theirs]}).json()
+        assert count == lenient.post("/v1/messages/count_tokens", json=form).json()
 
 
 def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:

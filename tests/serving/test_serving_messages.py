@@ -171,6 +171,25 @@ def test_a_conversation_with_tools_becomes_the_models_prompt(http, engine) -> No
         prompt = prompt[prompt.index(part) :]
 
 
+@pytest.mark.parametrize("text", ["{", [{"type": "text", "text": "{"}]])
+def test_an_answer_goes_on_from_what_the_assistant_began(http, engine, text) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": text}]
+    message(http, messages=begun)
+    prompt = engine.submits[-1].prompt_text
+    assert prompt.endswith("{")
+    count = http.post(f"{ROUTE}/count_tokens", json={"messages": begun}).json()["input_tokens"]
+    assert count == len(engine.submits[-1].prompt_token_ids)
+    message(http, messages=[*HELLO, {"role": "assistant", "content": ""}])
+    assert engine.submits[-1].prompt_text.endswith("<assistant>")
+
+
+def test_what_coding_agents_send(http, engine) -> None:
+    """An empty list of tools, and word from the system in the middle of the talk."""
+    turns = [*HELLO, {"role": "system", "content": [{"type": "text", "text": "Agents: none"}]}]
+    message(http, messages=turns, tools=[])
+    assert "<system>Agents: none" in engine.submits[-1].prompt_text
+
+
 @pytest.mark.parametrize(
     ("choice", "must"),
     [
@@ -211,7 +230,7 @@ def test_tokens_are_counted_as_a_message_counts_them(http, says) -> None:
         ({"output_config": {"format": {"type": "odd"}}}, "odd"),
         ({"output_config": {"format": 5}}, "output_config.format"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "Allowed: user, assistant"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "Allowed: user, assistant, system"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text blocks"),
         ({"messages": [{"role": "user", "content": 5}]}, "content"),

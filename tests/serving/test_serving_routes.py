@@ -96,6 +96,7 @@ def test_models(make_service) -> None:
 def test_a_models_name_may_hold_slashes(make_service) -> None:
     with TestClient(make_app(make_service(served_model_name="owner/name"))) as http:
         assert http.get("/v1/models/owner/name").json()["id"] == "owner/name"
+        assert http.get("/v1/models/").json() == http.get("/v1/models").json()
 
 
 def test_tokenize(http) -> None:

@@ -87,7 +87,7 @@ def test_texts_are_compared_by_their_embeddings(http, llm: LLM) -> None:
         ({"query": "a", "items": ["b"], "label_token_ids": [1], "text_1": "c"}, "text_1"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
         ({"text_1": "a", "text_2": ["c"] * 2000}, "2001 texts"),
-        ({"query": [[1]], "items": ["b"], "label_token_ids": [1]}, "query.str: "),
+        ({"query": [[1]], "items": ["b"], "label_token_ids": [1]}, "query: "),
         ({"text_1": "a", "text_2": "b" * 200}, "The prompt has 200 tokens"),
     ],
 )

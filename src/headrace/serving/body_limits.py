@@ -34,7 +34,7 @@ class BodyLimits:
         if announced.isdecimal() and int(announced[:20]) > self._most_bytes:
             refusal = self._too_large()
         elif announced != "0" and (announced or "transfer-encoding" in headers):
-            refusal = _not_json(headers.get("content-type", ""))
+            refusal = _not_json(headers.get("content-type", "")) or _encoded(headers)
         if refusal is not None:
             if "expect" not in headers:
                 await _drop_rest(receive)
@@ -83,6 +83,18 @@ async def _drop_rest(receive: Receive) -> None:
         async with asyncio.timeout(DROP_SECONDS):
             while (await receive()).get("more_body", False):
                 pass
+
+
+def _encoded(headers: Headers) -> ApiError | None:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        return None
+    return ApiError(
+        415,
+        f"The body has the encoding {encoding[:80]!r}; send it as it is",
+        code="unsupported_encoding",
+        headers={"accept-encoding": "identity"},
+    )
 
 
 def _not_json(content_type: str) -> ApiError | None:

@@ -24,6 +24,7 @@ from headrace.base.shown import shown
 LONGEST_MESSAGE = 1000
 _LISTED_FAULTS = 5
 _LONGEST_FAULT = 180
+_TRIED = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")  # a branch of a union of types
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\[[0-9]+\])?(\.[a-z0-9_]+)*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -164,8 +165,9 @@ def _not_json(fault: Mapping[str, Any]) -> ApiError:
 
 
 def _place(location: Sequence[Any]) -> str | None:
-    """messages.0.role of ("messages", 0, "role")"""
-    return ".".join(map(str, location))[:80] or None
+    """messages.0.role of ("messages", 0, "role"); stop of ("stop", "str"), what was tried there."""
+    named = [str(part) for part in location if not _TRIED.fullmatch(str(part))]
+    return ".".join(named)[:80] or None
 
 
 def _field_named(what: str) -> str | None:

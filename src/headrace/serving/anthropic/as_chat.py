@@ -21,6 +21,7 @@ NAMES = {
     "response_format": "output_config.format",
 }
 _OF_CHATS = ChatRequest.model_fields.keys() - MessageRequest.model_fields.keys()
+_ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -37,7 +38,10 @@ def as_chat(body: CountRequest, seen: set[str], *, refuses: bool = True) -> Chat
     messages = [each for turn in body.messages for each in _messages(turn)]
     if body.system is not None:
         messages.insert(0, {"role": "system", "content": _text(body.system, "system")})
-    fields: Fields = {"messages": messages, **_tools(body), **_thinking(body.thinking)}
+    fields: Fields = {"messages": messages, **_tools(body, refuses), **_thinking(body.thinking)}
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and "tool_calls" not in last:
+        fields["continue_final_message"] = bool(last["content"])
     if isinstance(body, MessageRequest):
         fields |= {
             "max_completion_tokens": body.max_tokens,
@@ -56,8 +60,8 @@ def as_chat(body: CountRequest, seen: set[str], *, refuses: bool = True) -> Chat
 
 def _messages(turn: TurnOfTalk) -> Iterator[Fields]:
     """One message, or the results of tools and what the user says beside them."""
-    if turn.role not in ("user", "assistant"):
-        raise invalid(f"A role is {shown(turn.role)}. Allowed: user, assistant", "messages")
+    if turn.role not in _ROLES:
+        raise invalid(f"A role is {shown(turn.role)}. Allowed: {', '.join(_ROLES)}", "messages")
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
         return
@@ -111,10 +115,10 @@ def _text(content: object, name: str) -> str:
     return "\n".join(texts)
 
 
-def _tools(body: CountRequest) -> Fields:
+def _tools(body: CountRequest, refuses: bool) -> Fields:
     fields: Fields = {}
-    if body.tools is not None:
-        fields["tools"] = [_tool(tool) for tool in body.tools]
+    if body.tools:
+        fields["tools"] = [_tool(tool, refuses) for tool in body.tools]
     choice = body.tool_choice
     if choice is None:
         return fields
@@ -130,8 +134,10 @@ def _tools(body: CountRequest) -> Fields:
     return fields
 
 
-def _tool(tool: Mapping[str, Any]) -> Fields:
+def _tool(tool: Mapping[str, Any], refuses: bool) -> Fields:
     if tool.get("type") not in (None, "custom"):
+        if not refuses:
+            return dict(tool)  # leniency leaves it out
         raise invalid(f"A tool is of type {shown(tool['type'])}, which is not here", "tools")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     if tool.get("description") is not None:

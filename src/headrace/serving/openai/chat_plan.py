@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from headrace.request.messages import Submit
 from headrace.request.sampling_params import SamplingParams
 from headrace.request.structured_output import StructuredOutput
-from headrace.serving.errors import invalid
+from headrace.serving.errors import invalid, with_names
 from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_messages import (
     final_text,
@@ -50,13 +50,14 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     check_extra_fields(body, service.unknown_fields)
     tools = ToolRequest.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     top = _top_logprobs(body)
-    params = sampling_params(
-        body,
-        service.info.default_params,
-        logprobs=top,
-        max_tokens=_max_tokens(body),
-        most_logprobs=service.config.max_logprobs,
-    )
+    with with_names({"logprobs": "top_logprobs"}):
+        params = sampling_params(
+            body,
+            service.info.default_params,
+            logprobs=top,
+            max_tokens=_max_tokens(body),
+            most_logprobs=service.config.max_logprobs,
+        )
     text = await chat_prompt(service, body)
     reading = _reading(service, body, tools, params, text)
     submit = Submit(

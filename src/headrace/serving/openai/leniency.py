@@ -7,6 +7,7 @@ once.
 
 from headrace.base.log import get_logger
 from headrace.serving.openai.chat_messages import knows_effort
+from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.refused_fields import REFUSED
 from headrace.serving.openai.sampling_fields import SamplingFields
 
@@ -41,6 +42,8 @@ def leave_out_unsupported(
     if effort not in (None, "none") and not knows_effort(template_variables):
         setattr(body, "reasoning_effort", None)  # noqa: B010, likewise
         left_out.append("reasoning_effort")
+    if isinstance(body, ChatRequest) and _leaves_out_tools(body):
+        left_out.append("tools")
     if body.logit_bias:
         known = {key: bias for key, bias in body.logit_bias.items() if key.isdecimal()}
         if len(known) < len(body.logit_bias):
@@ -54,3 +57,16 @@ def leave_out_unsupported(
                 "refuse_unsupported is off",
                 name,
             )
+
+
+def _leaves_out_tools(body: ChatRequest) -> bool:
+    """Take out tools that are no functions: agents send those of OpenAI and Anthropic to all."""
+    if body.tools is None:
+        return False
+    functions = [tool for tool in body.tools if tool.get("type", "function") == "function"]
+    if functions and len(functions) == len(body.tools):
+        return False
+    body.tools = functions or None
+    if not functions and body.tool_choice == "auto":
+        body.tool_choice = None
+    return True

@@ -51,6 +51,7 @@ NEUTRAL = {
     "modalities": (["text"],),
     "stream_interval": (1,),
     "length_penalty": (1, 1.0),
+    "verbosity": ("medium",),
 }
 WITHOUT_EFFECT = frozenset(
     {

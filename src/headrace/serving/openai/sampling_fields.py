@@ -140,7 +140,6 @@ def token_biases(biases: Mapping[str, float]) -> dict[int, float]:
     """JSON has text as keys; here they are token ids."""
     if len(biases) > MAX_BIASES:
         raise invalid(f"logit_bias has {len(biases)} ids; at most {MAX_BIASES} go", "logit_bias")
-    try:
-        return {int(token): value for token, value in biases.items()}
-    except ValueError:
-        raise RequestError("logit_bias has a key that is no token id") from None
+    if not all(token.isdecimal() for token in biases):  # int() would read " 5" and "1_0" too
+        raise RequestError("logit_bias has a key that is no token id")
+    return {int(token): value for token, value in biases.items()}

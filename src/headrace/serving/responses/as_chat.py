@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from headrace.base.shown import shown
 from headrace.serving.errors import from_faults, invalid
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.openai.refused_fields import NEUTRAL, check_extra_fields
 from headrace.serving.responses.input_items import as_messages
 from headrace.serving.responses.response_request import ResponseRequest
 
@@ -40,7 +40,7 @@ def as_chat(body: ResponseRequest, seen: set[str], *, refuses: bool = True) -> C
     """
     check_extra_fields(body, seen, of_chats=_OF_CHATS, refuses=refuses)
     _check_what_is_not_here(body)
-    if refuses and (body.text or {}).get("verbosity") is not None:
+    if refuses and (body.text or {}).get("verbosity") not in (None, *NEUTRAL["verbosity"]):
         raise invalid("text.verbosity is not supported: this version does not have it", "text")
     fields: Fields = {
         "messages": as_messages(body.instructions, body.input),
@@ -53,7 +53,7 @@ def as_chat(body: ResponseRequest, seen: set[str], *, refuses: bool = True) -> C
         "response_format": _format((body.text or {}).get("format")),
     }
     if body.tools:
-        fields["tools"] = [_tool(tool) for tool in body.tools]
+        fields["tools"] = [_tool(tool, refuses) for tool in body.tools]
         fields["tool_choice"] = _choice(body.tool_choice)
     elif body.tool_choice not in (None, "auto", "none"):
         raise invalid("tool_choice needs tools", "tool_choice")
@@ -80,8 +80,10 @@ def _check_what_is_not_here(body: ResponseRequest) -> None:
         raise invalid("logprobs are not supported here; chat completions have them", "include")
 
 
-def _tool(tool: Mapping[str, Any]) -> Fields:
+def _tool(tool: Mapping[str, Any], refuses: bool) -> Fields:
     if tool.get("type") != "function":
+        if not refuses:
+            return dict(tool)  # leniency leaves it out
         kind = shown(tool.get("type"))
         raise invalid(f"A tool is of type {kind}; functions are what this server has", "tools")
     function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}

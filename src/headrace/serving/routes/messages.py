@@ -55,6 +55,9 @@ async def count_tokens(
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
     refuses = service.config.refuse_unsupported
-    text = await chat_prompt(service, as_chat(body, service.unknown_fields, refuses=refuses))
+    chat = as_chat(body, service.unknown_fields, refuses=refuses)
+    if not refuses:
+        leave_out_unsupported(chat, service.unknown_fields)
+    text = await chat_prompt(service, chat)
     ids = await encode(service, text, add_special_tokens=False, must_fit=False)
     return json_response({"input_tokens": len(ids)})

@@ -21,7 +21,9 @@ async def list_models(service: Annotated[Service, Depends(service_of)]) -> Respo
 
 @router.get("/v1/models/{name:path}", responses=replies(Model))
 async def retrieve_model(name: str, service: Annotated[Service, Depends(service_of)]) -> Response:
-    """One of them."""
+    """One of them; without a name, as some clients ask, all."""
+    if not name:
+        return await list_models(service)
     return json_response(_model(service, service.check_model(name)))
 
 
