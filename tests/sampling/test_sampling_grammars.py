@@ -12,6 +12,7 @@ from headrace.base.errors import RequestError
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling import grammar
 from headrace.sampling.bad_words import BadWords
+from headrace.sampling.grammar_xgrammar import checked_form
 from headrace.sampling.host_mask import allowed_line, together
 from headrace.sampling.json_text_masks import JsonPlace, place_after
 from headrace.sampling.regex_text import checked_regex
@@ -159,6 +160,21 @@ def test_json_in_a_tag_cannot_fill_up_with_blanks(compiler) -> None:
     part["max_whitespace_cnt"] = 3  # asked for
     compiled = compiler.compile(form(structural_tag={"type": "structural_tag", "format": part}))
     assert accepts(compiled, '{  "a": null}')
+
+
+def test_a_refusal_says_in_which_tag_the_schema_stands() -> None:
+    schemas = {"f": {"type": "object"}, "g": {"type": "object", "properties": {"a": {"not": {}}}}}
+    tags = [
+        {
+            "type": "tag",
+            "begin": f"<{name}>",
+            "content": {"type": "json_schema", "json_schema": each},
+        }
+        for name, each in schemas.items()
+    ]
+    tag = {"type": "structural_tag", "format": {"type": "tags_with_separator", "tags": tags}}
+    with pytest.raises(RequestError, match=r"In the tag '<g>' at #/properties/a: not is not supp"):
+        checked_form(form(structural_tag=tag))
 
 
 def test_special_tokens_that_a_tag_names(compiler) -> None:
