@@ -256,7 +256,7 @@ def test_off_leaves_nothing_behind(llama_folder: Path) -> None:
     runner = canary_engine(llama_folder, kv_canary="off").worker.runner
     assert runner.kv_canary is None
     assert runner.arena.bytes("kv canary") == 0
-    assert runner.paths.eager._taps is NO_TAPS
+    assert runner.paths.eager.ends.taps is NO_TAPS
     assert runner.observers.members == ()
     assert "kv canary" not in [line.name for line in runner.kv_budget.lines]
 

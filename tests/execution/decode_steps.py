@@ -1,7 +1,7 @@
 """A runner over a tiny model of a family, and decode steps of its rows on a path of choice."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.config.engine_config import EngineConfig
 from headrace.execution.cpu_graph import CpuGraphPath
 from headrace.execution.eager import EagerPath
+from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import ForwardPath
 from headrace.execution.preparation import BatchPreparation
 from headrace.runner.assembly import assemble, settle
@@ -91,23 +92,27 @@ class Steps:
                 part[0] = float("nan")
 
     def path(self, kind: type[EagerPath] | type[CpuGraphPath], **options: Any) -> Any:
-        runner = self.runner
-        pool, page_size = runner.req_to_token_pool, runner.plan.page_size.value
-        tables = {name: pool.table(name) for name in pool.groups}
-        shared = {
-            "preparation": BatchPreparation(runner.rows, tables, page_size),
-            "backends": tuple(runner.backends.values()),
-            "logits": lambda hidden, batch: runner.model.compute_logits(hidden),
-        }
+        model = self.runner.model
+        ends = self.ends(lambda hidden, batch: model.compute_logits(hidden))
         if kind is EagerPath:
-            return EagerPath(model=runner.model.forward, **shared)
-        return CpuGraphPath(
-            model=runner.model,
-            layers=runner.model.attention_layers(),
-            groups=dict.fromkeys(pool.groups, page_size),
-            **shared,
-            **options,
+            return EagerPath(model.forward, ends)
+        layers = model.attention_layers()
+        return CpuGraphPath(model=model, layers=layers, groups=self.groups, ends=ends, **options)
+
+    def ends(self, logits: Callable[[Tensor, ForwardBatch], Any]) -> EagerEnds:
+        runner = self.runner
+        tables = {name: runner.req_to_token_pool.table(name) for name in self.groups}
+        return EagerEnds(
+            preparation=BatchPreparation(runner.rows, tables, runner.plan.page_size.value),
+            backends=tuple(runner.backends.values()),
+            logits=logits,
         )
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Page size of each KV group."""
+        runner = self.runner
+        return dict.fromkeys(runner.req_to_token_pool.groups, runner.plan.page_size.value)
 
     @torch.inference_mode()
     def step(self, path: ForwardPath, lengths: Sequence[int]) -> Tensor:

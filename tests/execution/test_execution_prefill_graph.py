@@ -29,7 +29,6 @@ from headrace.execution.prefill_graph import (
     PrefillGraphPath,
     prefill_sizes,
 )
-from headrace.execution.preparation import BatchPreparation
 from headrace.execution.replacing import replaced
 
 
@@ -46,29 +45,27 @@ def steps(tmp_path: Path) -> Steps:
 
 def make_path(steps: Steps, **options: Any) -> PrefillGraphPath:
     runner = steps.runner
-    pool, page_size = runner.req_to_token_pool, runner.plan.page_size.value
-    tables = {name: pool.table(name) for name in pool.groups}
     settings = {
         "sizes": (4, 8, 16, 32),
         "body": lambda tokens: runner.model.forward,
         "layers": runner.model.attention_layers(),
-        "groups": dict.fromkeys(pool.groups, page_size),
+        "groups": steps.groups,
         "dtype": runner.dtype,
         "device": runner.device,
         "recorder": OperatorRecorder(),
         "ask": 1,
         "quick": True,
-        "preparation": BatchPreparation(runner.rows, tables, page_size),
-        "backends": tuple(runner.backends.values()),
-        "logits": lambda hidden, batch: hidden,
+        "ends": steps.ends(hidden_states),
     }
     return PrefillGraphPath(**(settings | options))
 
 
 def eager_path(steps: Steps) -> EagerPath:
-    path = steps.path(EagerPath)
-    path._logits = lambda hidden, batch: hidden
-    return path  # type: ignore[no-any-return]
+    return EagerPath(steps.runner.model.forward, steps.ends(hidden_states))
+
+
+def hidden_states(hidden: Tensor, batch: ForwardBatch) -> Tensor:
+    return hidden
 
 
 def facts(tokens: int, mode: ForwardMode = ForwardMode.EXTEND, **others: Any) -> BatchFacts:

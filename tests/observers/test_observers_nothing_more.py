@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +57,8 @@ def forward(runner: ModelRunner, batch: ForwardBatch) -> ModelRunnerOutput:
 def without_observers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     runner: Any = engine.worker.runner
     runner.observers = NothingWatched()
-    runner.paths.eager._taps = SimpleNamespace(before=lambda batch: None, after=lambda batch: None)
+    none: Any = SimpleNamespace(before=lambda batch: None, after=lambda batch: None)
+    runner.paths.eager.ends = replace(runner.paths.eager.ends, taps=none)
     with monkeypatch.context() as patched:
         patched.setattr(ModelRunner, "forward", forward)
         yield engine

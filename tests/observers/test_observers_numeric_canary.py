@@ -176,7 +176,7 @@ def wrong_gate(engine: Engine) -> None:
 
 def stale_table(engine: Engine) -> None:
     """The path writes to the page that its row had before."""
-    preparation = engine.worker.runner.paths.eager._preparation
+    preparation = engine.worker.runner.paths.eager.ends.preparation
     fill = preparation.fill
 
     def stale(batch: Any) -> None:

@@ -127,7 +127,7 @@ def runner_of(folder: Path, deterministic: bool) -> ModelRunner:
     runner._make_pools(1)
     runner.init_attention_backend()
     runner.init_forward_paths()
-    runner.paths.eager._preparation.use_kernels(pdl=True)
+    runner.paths.eager.ends.preparation.use_kernels(pdl=True)
     runner.kernel_sampler = KernelSampler(runner.rows, ROWS, pdl=True)
     if runner.kv_canary is not None:
         runner.kv_canary.use_kernels()

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
@@ -25,11 +24,9 @@ from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
 from headrace.execution.compiled_pieces import CompiledForward
-from headrace.execution.eager import Logits
+from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import CaptureReport
-from headrace.execution.preparation import BatchPreparation
 from headrace.layers.attention import SelfAttention
-from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
 
@@ -85,7 +82,7 @@ class CpuGraphPath:
         model: what `EagerPath` runs: (input_ids, positions, batch) -> hidden states.
         layers: its attention layers, bound to pool and backend.
         groups: page size of each KV group.
-        preparation, backends, logits, taps: as for `EagerPath`.
+        ends: what stands around the model.
         compile_seconds: once so much time went into compiling, no further bucket is compiled.
     """
 
@@ -98,16 +95,12 @@ class CpuGraphPath:
         model: nn.Module,
         layers: Sequence[SelfAttention],
         groups: Mapping[str, int],
-        preparation: BatchPreparation,
-        backends: Sequence[AttentionBackend],
-        logits: Logits,
-        taps: Taps = NO_TAPS,
+        ends: EagerEnds,
         compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
         self.sizes = tuple(sizes)
         self._model, self._layers = model, tuple(layers)
-        self._groups, self._preparation = dict(groups), preparation
-        self._backends, self._logits, self._taps = tuple(backends), logits, taps
+        self._groups, self.ends = dict(groups), ends
         self._compile_seconds = compile_seconds
         self._compiled: dict[Bucket, CompiledStep] = {}
         self._report = CaptureReport(seconds={}, bytes={})
@@ -188,10 +181,6 @@ class CpuGraphPath:
         pp_proxy_tensors: PPProxyTensors | None = None,
     ) -> LogitsProcessorOutput | PPProxyTensors:
         assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
-        self._preparation.fill(batch)
-        for backend in self._backends:
-            backend.prepare_metadata(batch)
-        self._taps.before(batch)
+        self.ends.begin(batch)
         hidden = self._compiled[bucket].run(batch)
-        self._taps.after(batch)
-        return self._logits(hidden, batch)
+        return self.ends.finish(hidden, batch)

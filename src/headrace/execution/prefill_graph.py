@@ -19,19 +19,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
-from headrace.execution.eager import Logits, Model
+from headrace.execution.eager import Model
+from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import CaptureReport, next_missing
-from headrace.execution.preparation import BatchPreparation
 from headrace.execution.segments import RecordedBody, Recorder, record
 from headrace.layers.attention import SelfAttention
-from headrace.observers.tap import NO_TAPS, Taps
 
 log = get_logger(__name__)
 
@@ -142,8 +140,8 @@ class PrefillGraphPath:
         recorder: how segments are recorded.
         ask: 1 captures at the first ask.
         quick: a body is there at once and not compiled for seconds, so that an idle moment will do.
-        preparation, backends, logits, taps: as for `EagerPath`; taps are not recorded, since they
-            read tables, which the recorded body has none of.
+        ends: what stands around the body. Taps are not recorded, since they read tables, which the
+            recorded body has none of.
     """
 
     name = "prefill_graph"
@@ -160,17 +158,13 @@ class PrefillGraphPath:
         recorder: Recorder,
         ask: int,
         quick: bool,
-        preparation: BatchPreparation,
-        backends: Sequence[AttentionBackend],
-        logits: Logits,
-        taps: Taps = NO_TAPS,
+        ends: EagerEnds,
     ) -> None:
         self.sizes = tuple(sizes)
         self._buckets = tuple(Bucket(tokens=size, sequences=0) for size in self.sizes)
         self._body, self._layers, self._recorder = body, tuple(layers), recorder
         self._inputs = PrefillInputs(self.sizes[-1], groups, layers, dtype=dtype, device=device)
-        self._preparation, self._backends = preparation, tuple(backends)
-        self._logits, self._taps = logits, taps
+        self.ends = ends
         self._ask, self._quick, self._asked = ask, quick, Counter[Bucket]()
         self._captured: dict[Bucket, RecordedBody] = {}
         self._report = CaptureReport(seconds={}, bytes={})
@@ -266,11 +260,7 @@ class PrefillGraphPath:
         pp_proxy_tensors: PPProxyTensors | None = None,
     ) -> LogitsProcessorOutput | PPProxyTensors:
         assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
-        self._preparation.fill(batch)
-        for backend in self._backends:
-            backend.prepare_metadata(batch)
+        self.ends.begin(batch)
         self._inputs.fill(batch, bucket.tokens)
-        self._taps.before(batch)
         hidden = self._captured[bucket].replay(batch, bucket.tokens)
-        self._taps.after(batch)
-        return self._logits(hidden, batch)
+        return self.ends.finish(hidden, batch)

@@ -5,22 +5,18 @@ is what backends keep of a batch, hence their metadata is prepared anew for the 
 belongs to the batch. (SGLang has the idea as `SPLIT_PREFILL`.)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
-from headrace.execution.eager import Logits
+from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import AlwaysReady
-from headrace.execution.preparation import BatchPreparation
 from headrace.layers.rope import Rotation
 from headrace.models.decoder import Decoder
-from headrace.observers.tap import NO_TAPS, Taps
 
 LEAST_TOKENS = 256
 """Steps of fewer tokens are hardly longer than a decode step, and run whole."""
@@ -45,24 +41,14 @@ class SplitPrefill(AlwaysReady):
 
     Args:
         layers: of one part.
-        model: the body. preparation, backends, logits, taps: as for `EagerPath`.
+        model: the body. ends: what stands around it.
     """
 
     name = "split_prefill"
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        model: Decoder,
-        preparation: BatchPreparation,
-        backends: Sequence[AttentionBackend],
-        logits: Logits,
-        taps: Taps = NO_TAPS,
-    ) -> None:
-        self.layers = layers
-        self._model, self._preparation = model, preparation
-        self._backends, self._logits, self._taps = tuple(backends), logits, taps
+    def __init__(self, *, layers: int, model: Decoder, ends: EagerEnds) -> None:
+        self.layers, self.ends = layers, ends
+        self._model = model
 
     # ---- choosing
 
@@ -97,9 +83,7 @@ class SplitPrefill(AlwaysReady):
 
     def begin(self, batch: ForwardBatch) -> SplitForward:
         """Prepare the batch and embed its tokens; no layer runs yet."""
-        self._preparation.fill(batch)
-        self._prepare_metadata(batch)
-        self._taps.before(batch)
+        self.ends.begin(batch)
         return SplitForward(
             batch=batch,
             stream=self._model.embed_tokens(batch.input_ids),
@@ -117,16 +101,10 @@ class SplitPrefill(AlwaysReady):
         """
         model, batch = self._model, forward.batch
         if reinit_attention_backend:
-            self._prepare_metadata(batch)
+            self.ends.plan_attention(batch)
         first, end = forward.layer, min(forward.layer + layers, len(model.layers))
         forward.stream = model.run_layers(forward.stream, forward.rotations, batch, first, end)
         forward.layer = end
         if end < len(model.layers):
             return None
-        hidden = model.norm(forward.stream)
-        self._taps.after(batch)
-        return self._logits(hidden, batch)
-
-    def _prepare_metadata(self, batch: ForwardBatch) -> None:
-        for backend in self._backends:
-            backend.prepare_metadata(batch)
+        return self.ends.finish(model.norm(forward.stream), batch)

@@ -14,6 +14,7 @@ from headrace.config.plan import Plan
 from headrace.execution.compiled_pieces import CompiledForward
 from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
 from headrace.execution.eager import EagerPath
+from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.graph_recorder import GraphRecorder
 from headrace.execution.kept_states import KeptStates
 from headrace.execution.path import ForwardPath
@@ -122,12 +123,12 @@ class PathBuilder:
         self._plan, self._model = plan, model
         self._rows, self._tables, self._dtype = rows, tables, dtype
         self._page_size = plan.page_size.value
-        self._around: dict[str, Any] = {  # the model's forward
-            "preparation": BatchPreparation(rows, tables, self._page_size),
-            "backends": tuple(backends.values()),
-            "logits": lambda hidden, batch: process_logits(model, hidden, batch),
-            "taps": taps,
-        }
+        self._ends = EagerEnds(
+            preparation=BatchPreparation(rows, tables, self._page_size),
+            backends=tuple(backends.values()),
+            logits=lambda hidden, batch: process_logits(model, hidden, batch),
+            taps=taps,
+        )
         self._layers: dict[str, Any] = {
             "layers": model.attention_layers(),
             "groups": dict.fromkeys(tables, self._page_size),
@@ -135,7 +136,7 @@ class PathBuilder:
 
     def build(self) -> ForwardPaths:
         """Raises `UnsupportedError` where the compiler of the CPU graph fails."""
-        eager = EagerPath(model=with_asked_states(self._model), **self._around)
+        eager = EagerPath(with_asked_states(self._model), self._ends)
         eager.prepare()
         return ForwardPaths(
             decode_graph=self._decode_graph(),
@@ -157,11 +158,11 @@ class PathBuilder:
             rows=self._rows,
             tables=self._tables,
             page_size=self._page_size,
-            backends=self._around["backends"],
+            backends=self._ends.backends,
             model=forward if kept is None else with_kept_states(self._model, kept),
             head=self._model.compute_logits,
             pdl=has_dependent_launch(self._rows.device),
-            taps=self._around["taps"],
+            taps=self._ends.taps,
             kept=kept,
         )
 
@@ -189,8 +190,8 @@ class PathBuilder:
             recorder=GraphRecorder(),
             ask=1 if kind.asked else SECOND_ASK,
             quick=kind.value != PIECEWISE,
+            ends=self._ends,
             **self._layers,
-            **self._around,
         )
 
     def _compiled(self, tokens: int) -> CompiledForward:
@@ -206,7 +207,7 @@ class PathBuilder:
         if self._plan.cpu_graph.value == OFF:
             return None
         sizes = bucket_sizes(self._plan.max_running_requests.value)
-        path = CpuGraphPath(sizes=sizes, model=self._model, **self._layers, **self._around)
+        path = CpuGraphPath(sizes=sizes, model=self._model, ends=self._ends, **self._layers)
         path.prepare()
         return path
 
@@ -214,7 +215,7 @@ class PathBuilder:
         layers = self._plan.split_prefill_layers.value
         if not layers:
             return None
-        return SplitPrefill(layers=layers, model=self._model.model, **self._around)
+        return SplitPrefill(layers=layers, model=self._model.model, ends=self._ends)
 
 
 def absent_paths(plan: Plan) -> list[Refusal]:
