@@ -17,7 +17,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     """Every verb that loads a model gets this one."""
     llm = FakeLLM()
     for verb in ("generate", "chat"):
-        monkeypatch.setattr(f"headrace.cli.{verb}.start", lambda arguments: llm)
+        monkeypatch.setattr(f"headrace.cli.{verb}.start", lambda arguments, **_: llm)
     return llm
 
 

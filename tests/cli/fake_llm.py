@@ -1,7 +1,6 @@
 """An `LLM` that says what the test tells it to, behind the same face."""
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from headrace.engine.outputs import CompletionOutput, Piece, RequestOutput
@@ -19,7 +18,6 @@ class FakeLLM:
         self.ending, self.message = "stop", ""
         self.error: Exception | None = None
         self.on_piece: Any = None
-        self.has_chat_template = True
         self.closed = self.aborted = False
         self.logprob = -0.5
 
@@ -31,9 +29,6 @@ class FakeLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self.defaults
-
-    def get_tokenizer(self) -> Any:
-        return SimpleNamespace(has_chat_template=self.has_chat_template)
 
     def stats(self) -> dict[str, Any]:
         refusals = ("", "decode_graph: not built")

@@ -6,6 +6,9 @@ import pytest
 
 from headrace.base.errors import RequestError, TooLongError
 from headrace.cli.main import main
+from headrace.cli.start import check_chats
+from headrace.config.engine_config import EngineConfig
+from headrace.testing.tiny_models import write_tiny_model
 
 
 def roles(messages: list[dict[str, str]]) -> list[tuple[str, str]]:
@@ -110,7 +113,8 @@ def test_a_full_conversation_says_so(fake, type_in, capsys) -> None:
 def test_what_an_answer_cannot_show_is_not_offered(fake, capsys, flag: str) -> None:
     with pytest.raises(SystemExit):
         main(["chat", "m", flag, "2"])
-    assert f"unknown: {flag} 2 (see headrace chat --help)" in capsys.readouterr().err
+    told = f"unknown: {flag} (headrace generate has it) 2 (see headrace chat --help)"
+    assert told in capsys.readouterr().err
     assert not fake.calls
 
 
@@ -125,11 +129,20 @@ def test_other_endings_are_told(fake, type_in, capsys, ending, message, part) ->
     assert part in capsys.readouterr().err
 
 
-def test_a_model_without_chat_template_is_refused(fake, type_in, capsys) -> None:
-    fake.has_chat_template = False
-    type_in("one\n")
-    assert main(["chat", "m"]) == 2
+@pytest.mark.parametrize("verb", [("chat",), ("generate", "--chat", "-p", "Hi")])
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_base_model_is_refused_before_its_weights_are_read(
+    verb, has_tokenizer, config_only, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("headrace.llm.LLM.__init__", lambda *_, **__: pytest.fail("it was loaded"))
+    model = str(write_tiny_model(tmp_path, "llama")) if has_tokenizer else config_only
+    assert main([*verb, model]) == 2
     shown = capsys.readouterr().err
-    assert "no chat template" in shown
-    assert "headrace generate" in shown
-    assert not fake.calls
+    assert f"{model} has no chat template" in shown
+    assert f"headrace generate {model} -p TEXT" in shown
+
+
+def test_a_model_with_a_chat_template_passes(tmp_path) -> None:
+    model = write_tiny_model(tmp_path, "llama")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    check_chats(EngineConfig(model=str(model)))

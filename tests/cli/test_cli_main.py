@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -149,6 +150,45 @@ def test_bad_usage_is_one_line_and_exits_2(arguments, program: str, capsys) -> N
     assert shown.startswith("headrace: error: ")
     assert shown.endswith(f"(see {program} --help)\n")
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("generat", "m"), "no verb 'generat'; did you mean generate?"),
+        (("collectenv",), "no verb 'collectenv'; did you mean collect-env?"),
+        (("smollm2",), "no verb 'smollm2'; there are serve, generate, chat, explain,"),
+        (("bench", "ofline", "m"), "no benchmark 'ofline'; did you mean offline?"),
+        (("verify", "m", "--assume", "pair"), "'pair' is not one of them; did you mean pairs?"),
+    ],
+)
+def test_a_word_that_is_misspelt_is_answered_with_the_nearest(arguments, told, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *[(), ("serve",), ("generate",), ("chat",), ("explain",), ("verify",), ("diff",)],
+        *[("version",), ("collect-env",), ("bench",)],
+        *[("bench", kind) for kind in ("offline", "step", "startup", "serve", "ceilings", "plot")],
+    ],
+)
+def test_help_is_grouped_and_fits_80_columns(verb, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main([*verb, "--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith(" ")]
+    assert lines[0].startswith(" ".join(("usage: headrace", *verb)))
+    assert lines[1] == "" or lines[2] == ""  # the usage is short
+    headings = [place for place, line in enumerate(lines) if line.endswith(":")]
+    assert max(b - a for a, b in pairwise([*headings, len(lines)])) < 60
 
 
 def test_alone_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

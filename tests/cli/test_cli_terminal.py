@@ -16,7 +16,7 @@ sys.path.insert(0, {folder!r})
 from fake_llm import FakeLLM
 import headrace.cli.chat as chat
 from headrace.cli.main import main
-chat.start = lambda arguments: FakeLLM()
+chat.start = lambda arguments, **_: FakeLLM()
 sys.exit(main(["chat", "m"]))
 """
 

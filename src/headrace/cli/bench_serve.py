@@ -28,6 +28,7 @@ VOCAB_SIZE = 10_000  # ids below it are in nearly every vocabulary
 def add_flags(parser: argparse.ArgumentParser) -> None:
     _server_flags(parser.add_argument_group("server"))
     _load_flags(parser.add_argument_group("load"))
+    _prompt_flags(parser.add_argument_group("prompts"))
     _output_flags(parser.add_argument_group("output"))
 
 
@@ -83,6 +84,22 @@ def _load_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N,N,...",
         help="most requests at once, or any; a run for each",
     )
+    group.add_argument(
+        "--warm-up", type=whole, default=1, metavar="N", help="requests before, not measured"
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ask for the full output length (not a field of OpenAI's own)",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of sampling")
+    group.add_argument(
+        "--extra-body", type=_body, default={}, metavar="JSON", help="more fields of every request"
+    )
+
+
+def _prompt_flags(group: argparse._ArgumentGroup) -> None:
     for name, default, meaning in (
         ("input-len", "128", "tokens of a prompt, the shared prefix included"),
         ("output-len", "128", "tokens to make"),
@@ -129,19 +146,6 @@ def _load_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="of lengths, prompts and arrivals; a fresh one by default, since a second run with "
         "the same prompts would find them in the server's prefix cache",
-    )
-    group.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="ask for the full output length (not a field of OpenAI's own)",
-    )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of sampling")
-    group.add_argument(
-        "--extra-body", type=_body, default={}, metavar="JSON", help="more fields of every request"
-    )
-    group.add_argument(
-        "--warm-up", type=whole, default=1, metavar="N", help="requests before, not measured"
     )
 
 

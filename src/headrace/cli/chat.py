@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.base import env
-from headrace.base.errors import ConfigError, RequestError
+from headrace.base.errors import ConfigError
 from headrace.cli.conversation import Conversation, Said, Speaker, converse
 from headrace.cli.flags import given_fields
 from headrace.cli.start import start
@@ -49,13 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             why="--model and --api-key belong to --url" if arguments.model else "",
             remedy="headrace chat smollm2, or headrace chat --url http://127.0.0.1:30000",
         )
-    with start(arguments) as llm:
-        if not llm.get_tokenizer().has_chat_template:
-            raise RequestError(
-                f"{arguments.model} has no chat template",
-                why="it was not trained to answer",
-                remedy=f"Use headrace generate {arguments.model} -p TEXT",
-            )
+    with start(arguments, chats=True) as llm:
         params = replace(llm.get_default_sampling_params(), **{"n": 1, **given})
         converse(_speaker(llm, params), conversation)
     return 0

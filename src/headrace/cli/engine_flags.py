@@ -1,20 +1,36 @@
 """Flags of `EngineConfig`."""
 
 import argparse
+from collections.abc import Mapping
 
 from headrace.cli.flags import add_field_flags, given_fields
 from headrace.config.engine_config import EngineConfig
 
+# First field -> heading in `--help`.
+SECTIONS = {
+    "tokenizer": "engine (model and device)",
+    "max_model_len": "engine (memory and batches)",
+    "attention_backend": "engine (attention and graphs)",
+    "enable_return_routed_experts": "engine (experts, exactness, checks)",
+}
+NOTE = "What has no default, or auto, follows from model and device: see explain."
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per field; MODEL is a positional argument of every verb."""
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser, help_of: Mapping[str, str] | None = None
+) -> None:
+    """One flag per field; MODEL is a positional argument of every verb.
+
+    Args:
+        help_of: a sentence for each field; `None`: its own.
+    """
     add_field_flags(
         parser,
         EngineConfig,
-        title="engine",
-        help_of=EngineConfig.field_help(),
+        sections=SECTIONS,
+        help_of=help_of or EngineConfig.field_help(),
         skip=("model",),
-        note="What has no default, or auto, follows from model and device: headrace explain MODEL.",
+        note=NOTE,
     )
 
 

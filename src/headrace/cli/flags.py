@@ -18,7 +18,7 @@ def add_field_flags(
     parser: argparse.ArgumentParser,
     described: type,
     *,
-    title: str,
+    sections: Mapping[str, str],
     help_of: Mapping[str, str],
     rename: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
@@ -28,18 +28,21 @@ def add_field_flags(
     """Give `parser` one flag for each field of the dataclass `described`.
 
     Args:
-        title: heading of the group in `--help`.
+        sections: field -> heading in `--help` of those from it on; has the first field.
         help_of: a sentence for each field.
         rename: field -> name of its flag where another flag has that name already.
         skip: fields that are not flags.
         readers: field -> argparse options, where its type does not tell how it is read.
-        note: what stands below the heading.
+        note: what stands below the first heading.
     """
-    group = parser.add_argument_group(title, note)
+    group: argparse._ArgumentGroup | None = None
     hints = get_type_hints(described)
     for entry in fields(described):
         if entry.name in skip:
             continue
+        if entry.name in sections:
+            group = parser.add_argument_group(sections[entry.name], note if group is None else None)
+        assert group is not None, f"{entry.name} comes before the first section"
         flag = "--" + (rename or {}).get(entry.name, entry.name).replace("_", "-")
         options: dict[str, Any] = {
             "dest": destination(described, entry.name),

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_what_text_cannot_show(given)
     check_watched(arguments)
     prompts = read_prompts(arguments)
-    with start(arguments) as llm:
+    with start(arguments, chats=arguments.chat) as llm:
         params = replace(llm.get_default_sampling_params(), **given)
         clock = Clock(started=time.perf_counter())
         try:

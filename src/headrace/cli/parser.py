@@ -2,8 +2,14 @@
 
 import argparse
 import sys
-from typing import Any, NoReturn
+import textwrap
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, NoReturn, TypeAlias
 
+from headrace.base.shown import shown
+
+FEW = 6  # flags that a line of usage names; more stand as FLAGS
 SILENT = (None, False, (), argparse.SUPPRESS)  # defaults that say nothing
 
 
@@ -11,9 +17,31 @@ class HelpWithDefaults(argparse.RawDescriptionHelpFormatter):
     """Shows the default of every flag that has one worth knowing."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if not action.option_strings or any(action.default is silent for silent in SILENT):
+        silent = action.default == {} or any(action.default is each for each in SILENT)
+        if silent or not action.option_strings:
             return action.help
         return (action.help or "") + default_text(action.default)
+
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None,
+    ) -> str:
+        """Of dozens of flags only that there are some: they are listed below, in groups."""
+        needed = [each for each in actions if each.required or not each.option_strings]
+        if usage is not None or len(list(actions)) - len(needed) <= FEW:
+            return super()._format_usage(usage, actions, groups, prefix)
+        text = super()._format_usage(None, needed, [], prefix)
+        return text.replace(self._prog, f"{self._prog} [FLAGS]", 1)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = super()._fill_text(text, width, indent)
+        return "\n".join(line.rstrip() for line in filled.splitlines())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,6 +66,21 @@ class Parser(argparse.ArgumentParser):
                 help="show this, or only the flags about WORD",
             )
 
+    @property
+    def flags(self) -> list[str]:
+        """Every way to write one of its flags."""
+        return list(self._option_string_actions)
+
+    def verb_with(self, flag: str) -> str:
+        """The first verb below it that has a flag, as in "headrace generate"; "" where none has."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for verb in action.choices.values():
+                    found = verb.prog if flag in verb.flags else verb.verb_with(flag)
+                    if found:
+                        return str(found)
+        return ""
+
     def format_matching(self, word: str) -> str:
         """The flags whose name or sentence holds `word`, in their groups; "" when none does."""
         wanted, formatter = word.lower().lstrip("-").replace("_", "-"), self._get_formatter()
@@ -49,8 +92,33 @@ class Parser(argparse.ArgumentParser):
                 formatter.end_section()
         return formatter.format_help()
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(each) for each in action.choices]
+        close = get_close_matches(str(value), choices, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(choices)}"
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(None, f"no {action.metavar} {shown(value)}; {meant}")
+        raise argparse.ArgumentError(action, f"{shown(value)} is not one of them; {meant}")
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"headrace: error: {message} (see {self.prog} --help)\n")
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def add_verb(verbs: Verbs, name: str, meaning: str, place: str, **options: Any) -> Parser:
+    """The parser of a verb, to give flags to.
+
+    Args:
+        place: "module:function" of this room, which runs it.
+    """
+    parser: Parser = verbs.add_parser(name, description=meaning, searches=True, **options)
+    module, function = place.split(":")
+    parser.set_defaults(module=module, function=function, parser=parser)
+    return parser
 
 
 class _Search(argparse.Action):

@@ -59,7 +59,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, skip: Collection[str] = 
     add_field_flags(
         parser,
         SamplingParams,
-        title="sampling",
+        sections={"max_tokens": "sampling"},
         help_of=SAMPLING_HELP,
         rename={name: f"sampling_{name}" for name in ("seed", "hidden_state_layers")},
         skip=skip,
@@ -68,7 +68,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, skip: Collection[str] = 
             "return_hidden_states": {"choices": HIDDEN_STATES},
             "hidden_state_layers": {"type": integers, "metavar": "LAYER,LAYER,..."},
         },
-        note="The checkpoint's generation config, where it has one, goes before these defaults.",
+        note="The checkpoint's generation config, if any, goes before these defaults.",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.base import env
 from headrace.base.errors import ConfigError
+from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import add_field_flags, given_fields
 from headrace.cli.other_flags import ALIASES, ONE_ONLY, SWITCHES, flag_of, meant
 from headrace.config.engine_config import EngineConfig
@@ -23,6 +24,29 @@ CONFIG_FLAG = "--config"
 OPTIONS = tuple(
     entry.name for described in (EngineConfig, ServerConfig) for entry in fields(described)
 )
+
+# First field of the server -> heading in `--help`.
+SECTIONS = {
+    "host": "server (address and keys)",
+    "served_model_name": "server (requests and their bounds)",
+    "log_level": "server (log)",
+    "drain_seconds": "server (times, and the end)",
+    "tool_call_parser": "server (tools and reasoning)",
+    "ssl_certfile": "server (https, proxies, browsers)",
+}
+READERS = {
+    name: {"type": str, "metavar": word}
+    for word, names in {
+        "ADDRESS": ("host",),
+        "KEY": ("api_key", "admin_api_key"),
+        "NAME,...": ("served_model_name",),
+        "URL": ("otlp_traces_endpoint",),
+        "FILE": ("ssl_certfile", "ssl_keyfile"),
+        "PATH": ("root_path",),
+        "ORIGIN,...": ("cors_origins",),
+    }.items()
+    for name in names
+}
 
 _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
@@ -35,18 +59,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_field_flags(
         parser,
         ServerConfig,
-        title="server",
+        sections=SECTIONS,
         help_of=_with_aliases(ServerConfig.field_help()),
+        readers=READERS,
     )
-    add_field_flags(
-        parser,
-        EngineConfig,
-        title="engine",
-        help_of=_with_aliases(EngineConfig.field_help()),
-        skip=("model",),
-        note="What has no default, or auto, follows from model and device: headrace explain MODEL.",
-    )
-    parser.add_argument_group("all of these").add_argument(
+    add_engine_flags(parser, _with_aliases(EngineConfig.field_help()))
+    parser.add_argument_group("a file of options").add_argument(
         CONFIG_FLAG,
         metavar="FILE",
         help="YAML file of options, by the names of the flags; each may also be set as "

@@ -30,7 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--dump-names",
         nargs="+",
         choices=NAMES,
-        help=f"which, {' '.join(USUAL)} by default; stream needs --dump-eager",
+        metavar="NAME",
+        help=f"which of {' '.join(NAMES)}, {' '.join(USUAL)} by default; stream needs --dump-eager",
     )
     group.add_argument("--dump-steps", type=positive, metavar="N", help="how many; all by default")
     group.add_argument("--dump-eager", action="store_true", help="run every step eagerly meanwhile")
