@@ -134,6 +134,15 @@ def test_bad_words_never_appear(llm: LLM, length: int) -> None:
     assert one(llm, PROMPT, params).text == text
 
 
+@pytest.mark.parametrize("word", ["\n", " ", "\n\n"])
+def test_white_space_is_a_word_too(llm: LLM, word: str) -> None:
+    (token,) = llm.get_tokenizer().encode(word[0])
+    allowed = (*PRINTABLE, token)  # others have no text
+    params = replace(SEEDED, logit_bias={token: 100.0}, allowed_token_ids=allowed, max_tokens=6)
+    assert word in one(llm, PROMPT, params).text
+    assert word not in one(llm, PROMPT, replace(params, bad_words=[word])).text
+
+
 @pytest.mark.parametrize(
     "options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}, {"temperature": 1e-6}]
 )

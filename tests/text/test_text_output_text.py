@@ -1,5 +1,6 @@
 """Visible text of a sequence: detokeniser and stop strings together."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from text_samples import SENTENCES, byte_level
@@ -75,3 +76,18 @@ def test_special_tokens_follow_the_option():
     ids = [*TOKENIZER.encode("a"), 1]
     assert run(ids)[0] == "a"
     assert run(ids, skip_special_tokens=False)[0] == "a</s>"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stop_that_is_a_special_token_stops_shown_or_not(skip):
+    """vLLM#2123, koboldcpp#791: it is no text where special tokens are left out."""
+    ids = [*TOKENIZER.encode("ab"), 1, *TOKENIZER.encode("cd")]
+    options = {"skip_special_tokens": skip, "stops": ("bx", "</s>")}  # b is held back for bx
+    assert run(ids, **options) == ("ab", "</s>")
+    assert run(ids, **options, include_stop=True) == ("ab</s>", "</s>")
+    assert run(ids, **options, min_tokens=2) == ("ab", "</s>")
+    late = run([*ids, 1], **options, min_tokens=3)
+    assert late == ("abcd" if skip else "ab</s>cd", "</s>")
+    half = [TOKENIZER.encode("𐎀")[0], 1]  # of a character of several tokens
+    assert run(half, **options) == ("\ufffd", "</s>")
+    assert run(half, skip_special_tokens=skip, stops=("\ufffd", "</s>")) == ("", "\ufffd")

@@ -123,15 +123,22 @@ def check_states(params: SamplingParams, prompt_length: int, settled: Settled) -
 
 
 def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords | None:
-    """The words as token ids, each as it reads at a start and after a space."""
+    """The words as token ids, each as it reads at a start and after a space.
+
+    Raises:
+        RequestError: a word has no tokens.
+    """
     if not params.bad_words or tokenizer is None:
         return None
-    spellings = {
-        tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
-        for word in params.bad_words
-        for prefix in ("", " ")
-    }
-    return BadWords(sorted(spelling for spelling in spellings if spelling))
+    spellings = set()
+    for word in params.bad_words:
+        bare = word.lstrip(" ")
+        for text in (bare, f" {bare}") if bare else (word,):  # spaces alone are as they are
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not tokens:
+                raise RequestError(f"bad_words has {word!r}", why="it has no tokens in this model")
+            spellings.add(tokens)
+    return BadWords(sorted(spellings))
 
 
 def check_structured(

@@ -15,11 +15,12 @@ class OutputText:
     Args:
         prompt_ids: ids the text goes on from.
         stops: stop strings; the first one completed ends the text before it, or after it with
-            `include_stop`.
+            `include_stop`. One that is the text of a special token stops at that token, shown or
+            not.
         min_tokens: stop strings are looked for only in the text of later tokens.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_shown", "_unwatched")
+    __slots__ = ("_detokenizer", "_hidden_stops", "_matcher", "_shown", "_unwatched")
 
     def __init__(
         self,
@@ -35,6 +36,8 @@ class OutputText:
             tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens
         )
         self._matcher = StopMatcher(stops, include_stop)
+        ids = {tokenizer.token_id(stop): stop for stop in stops if skip_special_tokens}
+        self._hidden_stops = {token: ids[token] for token in tokenizer.special_ids & ids.keys()}
         self._shown: list[str] = []
         self._unwatched = min_tokens
 
@@ -56,6 +59,8 @@ class OutputText:
         if self._unwatched > 0:
             self._unwatched -= 1
             return self._show(text)
+        if token_id in self._hidden_stops:
+            return self._stop_at(self._hidden_stops[token_id])
         return self._show(self._matcher.push(text)) if text else ""
 
     def finish(self) -> str:
@@ -63,6 +68,12 @@ class OutputText:
         if self._matcher.matched is not None:
             return ""
         return self._show(self._matcher.push(self._detokenizer.finish()) + self._matcher.flush())
+
+    def _stop_at(self, stop: str) -> str:
+        text = self._matcher.push(self._detokenizer.finish())
+        if self._matcher.matched is None:
+            text += self._matcher.stop_here(stop)
+        return self._show(text)
 
     def _show(self, text: str) -> str:
         if text:

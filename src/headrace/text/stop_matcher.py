@@ -45,6 +45,10 @@ class StopMatcher:
         self._held = text[shown:]
         return text[:shown]
 
+    def stop_here(self, stop: str) -> str:
+        """`stop` came as something that is no text; gives what was held back before it."""
+        return self._close(self.flush() + stop, stop)
+
     def flush(self) -> str:
         """The tail held back, when the sequence ended for another reason."""
         held, self._held, self._state = self._held, "", 0
