@@ -88,9 +88,9 @@ def test_end_token_of_the_tokenizer(folder, settings, tokenizer, expected):
 
 def test_chat_template_places(folder):
     write_json(folder / "tokenizer.json", TOKENIZER)
-    several = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write_json(folder / "tokenizer_config.json", {"chat_template": several})
-    assert source(folder).chat_template == "D"
+    assert source(folder).chat_template == {"tool_use": "T", "default": "D"}
     write_json(folder / "tokenizer_config.json", {"chat_template": "plain"})
     assert source(folder).chat_template == "plain"
     write_json(folder / "chat_template.json", {"chat_template": "own file"})

@@ -108,9 +108,7 @@ def test_truncation_and_padding_of_a_file_are_switched_off(tmp_path):
     ("source", "expected"),
     [
         ({"chat_template": "A"}, "A"),
-        ({"settings": {"chat_template": "B"}}, "B"),
-        ({"chat_template": "A", "settings": {"chat_template": "B"}}, "A"),
-        ({"settings": {"chat_template": [{"name": "default", "template": "C"}]}}, "C"),
+        ({"chat_template": {"tool_use": "B", "default": "C"}}, "C"),
     ],
 )
 def test_where_a_chat_template_comes_from(tmp_path, source, expected):

@@ -110,7 +110,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
     file = folder / "chat_template.jinja"
     if os.path.lexists(file):
         return _text(file)
@@ -119,9 +119,8 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         or settings.get("chat_template")
         or None
     )
-    if isinstance(template, list):  # several, each with a name
-        named = {item["name"]: item["template"] for item in template}
-        template = named.get("default")
+    if isinstance(template, list):
+        template = {item["name"]: item["template"] for item in template}
     return template
 
 

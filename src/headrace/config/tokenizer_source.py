@@ -34,7 +34,8 @@ class GgufVocabulary:
 class TokenizerSource:
     """One of: a `tokenizer.json` file, a folder only transformers can read, or a GGUF vocabulary.
 
-    `settings` is tokenizer_config.json (special tokens, add_bos_token, chat_template, ...).
+    `settings` is tokenizer_config.json (special tokens, add_bos_token, ...). `chat_template` is
+    Jinja text, or several by name (default, tool_use).
     `eos_token_ids` is the union of what config, generation_config and tokenizer name.
     """
 
@@ -42,6 +43,6 @@ class TokenizerSource:
     folder: Path | None = None
     gguf: GgufVocabulary | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None
+    chat_template: str | Mapping[str, str] | None = None
     eos_token_ids: tuple[int, ...] = ()
     cache_key: str = ""
