@@ -44,14 +44,15 @@ def test_graphs_are_captured_and_counted(monkeypatch: pytest.MonkeyPatch) -> Non
         SimpleNamespace(prepare=lambda seconds=seconds: SimpleNamespace(seconds=seconds))
         for seconds in ({1: 0.5, 2: 0.25}, {4: 0.3})
     )
-    paths = SimpleNamespace(capture_all=lambda: captured.append("all"))
-    runner: Any = SimpleNamespace(paths=paths, decode_graph=decode, prefill_graph=prefill)
-    assert capture_all(runner) == 3
+    paths: Any = SimpleNamespace(
+        capture_all=lambda: captured.append("all"), decode_graph=decode, prefill_graph=prefill
+    )
+    assert capture_all(paths) == 3
     assert captured == ["all", "waited"]
-    runner.prefill_graph = None
-    assert capture_all(runner) == 2
-    runner.decode_graph = None
-    assert capture_all(runner) is None
+    paths.prefill_graph = None
+    assert capture_all(paths) == 2
+    paths.decode_graph = None
+    assert capture_all(paths) is None
 
 
 def test_table() -> None:

@@ -110,7 +110,7 @@ def test_nan_in_padding_and_unused_memory_changes_nothing(folder: Path) -> None:
     for layer in range(pool.num_layers):
         for tensor in pool.key_value(layer):
             tensor.fill_(float("nan"))
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     for _ in range(2):
         comparison.check(run_alone(engine, prompts, [GREEDY] * 4))
@@ -125,7 +125,7 @@ def test_a_long_prompt_then_a_short_one_in_the_same_bucket(folder: Path) -> None
     engine = engine_of(folder, "breakable", enable_prefix_cache=False)
     run_all(engine, [long], [GREEDY])
     first.check(run_all(engine, [short], [GREEDY]))
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     assert [bucket.tokens for bucket in path.prepare().seconds] == [48]
 
@@ -144,11 +144,11 @@ def test_auto_captures_at_the_second_ask_while_serving(llama_folder: Path) -> No
 def test_all_can_be_captured_before_the_first_step(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runner.resolve._capture_conflicts", lambda *_: ())
+    monkeypatch.setattr("headrace.runner.resolve.capture_conflicts", lambda *_: ())
     engine = engine_of(
         llama_folder, "auto", capture="all", chunked_prefill_size=20, max_running_requests=4
     )
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     assert [bucket.tokens for bucket in path.prepare().seconds] == [32, 16, 8, 4]
     run_all(engine, [ids(20, 1)], [GREEDY])

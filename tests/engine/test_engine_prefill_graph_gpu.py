@@ -112,7 +112,7 @@ def test_chunks_prefixes_and_mixed_steps_captured_while_serving(folder: Path, ch
         engine.settle()
         engine.scheduler.check_integrity()
         comparison.check([handle.output() for handle in handles])
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     asked, captured = path._asked, path.prepare().seconds
     assert set(captured) == {bucket for bucket, times in asked.items() if times == 2}
@@ -152,7 +152,7 @@ def test_nan_in_padding_and_unused_memory_changes_nothing(folder: Path) -> None:
     for layer in range(pool.num_layers):
         for tensor in pool.key_value(layer):
             tensor.fill_(float("nan"))
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     for _ in range(2):
         comparison.check(run_alone(engine, prompts, [GREEDY] * len(prompts)))
@@ -166,7 +166,7 @@ def test_a_long_prompt_then_a_short_one_in_the_same_bucket(folder: Path) -> None
     comparison = reference(folder, [long, short, long], GREEDY)
     engine = engine_of(folder, "breakable", enable_prefix_cache=False)
     comparison.check(run_alone(engine, [long, short, long], [GREEDY] * 3))
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     assert [bucket.tokens for bucket in path.prepare().seconds] == [320]
 
@@ -174,7 +174,7 @@ def test_a_long_prompt_then_a_short_one_in_the_same_bucket(folder: Path) -> None
 def test_all_before_the_first_step_and_what_it_takes(folder: Path) -> None:
     engine = engine_of(folder, "auto", capture="all", decode_graph=(1, 2))
     runner = engine.worker.runner
-    path = runner.prefill_graph
+    path = runner.paths.prefill_graph
     assert path is not None
     report = path.prepare()
     assert {bucket.tokens for bucket in report.seconds} == set(path.sizes)
@@ -194,7 +194,7 @@ def test_replays_wait_for_nothing_and_allocate_nothing_new(
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     for seed in range(3):
         run_all(engine, [ids(50, seed)], [params])
-    path = engine.worker.runner.prefill_graph
+    path = engine.worker.runner.paths.prefill_graph
     assert path is not None
     run, ran = path.run, []
 

@@ -97,7 +97,7 @@ def test_idle_moments_capture_every_graph_within_the_memory_reserved(tmp_path: P
         turns += 1
     reserved = {each.name: each.value for each in runner.measured}
     captured = 0
-    for path in (runner.decode_graph, runner.prefill_graph):
+    for path in (runner.paths.decode_graph, runner.paths.prefill_graph):
         assert path is not None
         report = path.prepare()
         plain = [bucket for bucket in report.seconds if not bucket.variant]

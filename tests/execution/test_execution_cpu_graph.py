@@ -132,7 +132,7 @@ def test_a_runner_takes_it_first_where_the_plan_wants_it(
         "eager",
         ["cpu_graph: not compiled yet"],
     )
-    assert Steps(tmp_path, "llama", rows=2).runner.cpu_graph is None
+    assert Steps(tmp_path, "llama", rows=2).runner.paths.cpu_graph is None
 
 
 def test_buckets_end_with_the_most_rows() -> None:

@@ -86,7 +86,7 @@ def test_what_a_step_would_make_ready_first_is_not_made_ready(
     assert (decode.path, decode.prepares, decode.steps) == ("eager", False, 8)
     assert explanation.why_not("prefill_graph") == {"the step holds no prompt tokens": 8}
     assert llm.stats() == before
-    path = llm.engine.worker.runner.prefill_graph
+    path = llm.engine.worker.runner.paths.prefill_graph
     assert path is not None
     assert not path.prepare().seconds
     assert taken(llm, ids(1, 100), params(), monkeypatch) == told(llm, ids(1, 100), params())

@@ -105,7 +105,7 @@ def off_by_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_table(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decode graph reads a table that nobody changes any more."""
-    graph: Any = engine.worker.runner.decode_graph
+    graph: Any = engine.worker.runner.paths.decode_graph
     graph._tables = {name: table.clone() for name, table in graph._tables.items()}
 
 

@@ -124,11 +124,11 @@ def runner_of(folder: Path, deterministic: bool) -> ModelRunner:
     plan = replace(plan, decode_graph=graphs)
     runner = ModelRunner(config, settled.persona, plan, lambda model: None)
     runner.initialize(None)
-    runner._make_pools(1)
+    runner.make_pools(1)
     runner.init_attention_backend()
     runner.init_forward_paths()
     runner.paths.eager.ends.preparation.use_kernels(pdl=True)
-    runner.kernel_sampler = KernelSampler(runner.rows, ROWS, pdl=True)
+    runner.step_sampler.kernels = KernelSampler(runner.rows, ROWS, pdl=True)
     if runner.kv_canary is not None:
         runner.kv_canary.use_kernels()
     return runner
@@ -199,7 +199,7 @@ def main(folders: list[str]) -> None:
         runner = runner_of(folder, deterministic)
         layers = list(runner.model.model.layers)
         kernels = dry_steps.compile_kernels(
-            runner.paths, runner.kernel_sampler, runner.plan, runner.model, runner.device
+            runner.paths, runner.step_sampler.kernels, runner.plan, runner.model, runner.device
         )
         assert kernels.count == 0, "the faked compiler tells no listener"
         ahead, COMPILED[:] = list(COMPILED), []

@@ -1,6 +1,5 @@
 """Sampling by kernels is the torch sampler with the advance behind it, in tokens and in columns."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ from headrace.batch.outputs import LogitsProcessorOutput, SampleOutput
 from headrace.batch.rows import Rows, RowStart
 from headrace.kernels import sampling_triton
 from headrace.request.sampling_params import SamplingParams
-from headrace.runner.model_runner import ModelRunner
 from headrace.sampling import kernel_sampler
 from headrace.sampling.host_mask import mask_line
 from headrace.sampling.kernel_sampler import KernelSampler
 from headrace.sampling.requirements import sampling_batch_info
 from headrace.sampling.sampler import Sampler
+from headrace.sampling.step_sampler import StepSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY = 300
@@ -67,11 +66,8 @@ class Step:
         self.rows.admit([a_row(place + 1, each) for place, each in enumerate(every)])
         self.rows.active[ENDED] = False
         self.batch = self._batch(params, len(every), decode)
-        self.runner: Any = SimpleNamespace(
-            rows=self.rows,
-            sampler=Sampler(),
-            kernel_sampler=KernelSampler(self.rows, 9, pdl=False) if kernels else None,
-        )
+        self.kernels = KernelSampler(self.rows, 9, pdl=False) if kernels else None
+        self.sampler = StepSampler(self.rows, Sampler(), self.kernels)
 
     def _batch(self, params: list[SamplingParams], count: int, decode: bool) -> ForwardBatch:
         rows = torch.arange(1, count + 1, device=DEVICE)
@@ -99,7 +95,7 @@ class Step:
             logits[BROKEN - 1][7] = float("nan")
         values = torch.stack(logits).to(DEVICE) if logits else torch.empty(0, VOCABULARY)
         output = LogitsProcessorOutput(next_token_logits=values)
-        return ModelRunner.sample(self.runner, output, self.batch)
+        return self.sampler.sample(output, self.batch)
 
 
 @pytest.mark.parametrize("decode", [False, True])
@@ -162,7 +158,8 @@ def test_a_step_that_samples_nothing_advances_its_rows() -> None:
 
 def test_what_only_torch_can_do_goes_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(PLAIN, kernels=True)
-    kernels = step.runner.kernel_sampler
+    kernels = step.kernels
+    assert kernels is not None
     info = step.batch.sampling
     assert info is not None
     assert kernels.takes(info)

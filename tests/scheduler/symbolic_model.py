@@ -20,8 +20,9 @@ from headrace.memory.arena import Arena
 from headrace.memory.budget import plan_kv_tokens
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.packed_states import PackedStates
+from headrace.runner.checkpoint_facts import CheckpointFacts
 from headrace.runner.model_runner import ModelRunner
-from headrace.runner.resolve import CheckpointFacts, resolve
+from headrace.runner.resolve import resolve
 from headrace.runner.worker import TpModelWorker
 from headrace.scheduler.scheduler import Scheduler
 

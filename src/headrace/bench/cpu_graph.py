@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with LLM(asked.model, device="cpu", dtype=asked.dtype, cpu_graph="on") as llm:
             gain = measure(llm, turns=asked.turns)
-            path = llm.engine.worker.runner.cpu_graph
+            path = llm.engine.worker.runner.paths.cpu_graph
             assert path is not None, "asked to be on"
             for bucket, seconds in path.prepare().seconds.items():
                 print(f"compiled {bucket.sequences} rows in {seconds:.1f} s")

@@ -17,7 +17,7 @@ from headrace.base.decision import Decision
 from headrace.base.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.runner.model_runner import ModelRunner
+    from headrace.runner.forward_paths import ForwardPaths
 
 
 def main() -> int:
@@ -59,21 +59,21 @@ def _run(options: dict[str, Any], input_len: int, graphs: bool) -> None:
             parts=[[part.name, part.seconds, part.bytes] for part in explanation.startup],
         )
         if graphs:
-            _tell(graphs=capture_all(llm.engine.worker.runner))
+            _tell(graphs=capture_all(llm.engine.worker.runner.paths))
 
 
-def capture_all(runner: "ModelRunner") -> int | None:
+def capture_all(paths: "ForwardPaths") -> int | None:
     """Capture every graph, but those with filters, which come at need; how many there are, `None`
     where nothing is captured."""
-    paths = [path for path in (runner.decode_graph, runner.prefill_graph) if path is not None]
-    if not paths:
+    graphs = [path for path in (paths.decode_graph, paths.prefill_graph) if path is not None]
+    if not graphs:
         return None
     import torch
 
     with torch.inference_mode():
-        runner.paths.capture_all()
+        paths.capture_all()
     torch.cuda.synchronize()
-    return sum(len(path.prepare().seconds) for path in paths)
+    return sum(len(path.prepare().seconds) for path in graphs)
 
 
 def _kernels(measured: Iterable[Decision[Any]]) -> str:

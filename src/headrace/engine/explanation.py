@@ -11,8 +11,9 @@ from headrace.engine.prompts import default_params
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_table import MemoryTable, memory_table
-from headrace.runner.model_runner import ModelRunner, StartupPart
+from headrace.runner.model_runner import ModelRunner
 from headrace.runner.report import render
+from headrace.runner.startup import StartupPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ def explanation_of(settled: Settled, runner: ModelRunner | None = None) -> Expla
         plan=settled.plan,
         memory=memory_table(settled.persona, settled.hardware, settled.plan),
         measured=tuple(runner.measured) if runner else (),
-        startup=tuple(runner.startup) if runner else (),
+        startup=tuple(runner.startup.parts) if runner else (),
         sampling_defaults=sampling_defaults(settled),
     )
 

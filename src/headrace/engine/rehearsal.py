@@ -137,7 +137,7 @@ class _DryRunner:
         self.plan, self.config = runner.plan, runner.config
         self.persona = _without_contents(runner.persona)
         self.kv_budget, self.dtype, self.model = runner.kv_budget, runner.dtype, runner.model
-        self.split_prefill, self.explain = runner.split_prefill, runner.explain
+        self.paths, self.explain = runner.paths, runner.explain
         self.device, self.kv_canary = torch.device("cpu"), None
         self.rows, self.spans = _DryRows(), Spans()
         self.req_to_token_pool = ReqToTokenPool(

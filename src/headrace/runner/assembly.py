@@ -43,6 +43,7 @@ from headrace.runner.memory_sizes import (
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.persona import persona_of
 from headrace.runner.resolve import resolve
+from headrace.runner.trial_capture import trial_capture
 from headrace.runner.worker import TpModelWorker
 
 log = get_logger(__name__)
@@ -129,7 +130,7 @@ def assemble(
 
     runner = ModelRunner(settled.config, persona, plan, load)
     runner.initialize(model)
-    graphs = runner.trial_capture(progress=progress)
+    graphs = trial_capture(runner, progress=progress)
     runner.init_memory_pool(joint_budget(settled, graphs))
     runner.init_attention_backend()
     runner.init_forward_paths()

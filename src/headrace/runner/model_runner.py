@@ -5,18 +5,15 @@ and `_forward_raw` stay this small: a feature is a path, a backend, an observer 
 """
 
 import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
 from headrace.attention.selection import build_attention_backend
 from headrace.base.decision import Decision
-from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.outputs import (
@@ -29,12 +26,8 @@ from headrace.batch.rows import Rows
 from headrace.config.engine_config import EngineConfig
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.execution.cpu_graph import CpuGraphPath
-from headrace.execution.prefill_graph import PrefillGraphPath
 from headrace.execution.selector import Choice, Selector
 from headrace.execution.split_prefill import SplitForward, SplitPrefill
-from headrace.kernels.batch_preparation import advance_length, advance_token
-from headrace.kernels.support_triton import has_dependent_launch, triton_available
 from headrace.layers.operator_choice import choose_operators, deterministic_format
 from headrace.layers.row_blocks import RowBlockFormat
 from headrace.layers.weight_formats import WEIGHT_FORMATS, choose_weight_format
@@ -48,32 +41,14 @@ from headrace.models.registry import build_model
 from headrace.observers.kv_canary import KvCanary
 from headrace.observers.spans import Spans
 from headrace.observers.step_observer import Evidence, ForwardRun, Observers
-from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths, has_graphs
-from headrace.runner.observing import (
-    ExpertWatch,
-    build_kv_canary,
-    build_observers,
-    build_taps,
-    watch_experts,
-)
+from headrace.runner.forward_paths import ForwardPaths, PathBuilder, absent_paths
+from headrace.runner.memory_pools import build_kv_canary, build_kv_pool, build_page_tables
+from headrace.runner.observing import ExpertWatch, build_observers, build_taps, watch_experts
+from headrace.runner.startup import Startup
 from headrace.sampling.sampler import Sampler
-
-log = get_logger(__name__)
-
-if TYPE_CHECKING:
-    from headrace.execution.decode_graph import DecodeGraphPath
-    from headrace.sampling.kernel_sampler import KernelSampler
+from headrace.sampling.step_sampler import StepSampler
 
 LoadWeights = Callable[[CausalDecoder], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartupPart:
-    """One part of assembly: what it took."""
-
-    name: str
-    seconds: float
-    bytes: int
 
 
 class ModelRunner:
@@ -86,8 +61,8 @@ class ModelRunner:
 
     model: CausalDecoder
     sampler: Sampler
-    kernel_sampler: "KernelSampler | None"
     rows: Rows
+    step_sampler: StepSampler
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool: MHATokenToKVPool
     kv_canary: KvCanary | None
@@ -98,14 +73,15 @@ class ModelRunner:
     observers: Observers
     expert_watch: ExpertWatch | None
 
+    # ---- persona
+
     def __init__(
         self, config: EngineConfig, persona: Persona, plan: Plan, load_weights: LoadWeights
     ) -> None:
         self.config, self.persona, self.plan = config, persona, plan
         self.device = torch.device(plan.device.value)
         self.dtype: torch.dtype = getattr(torch, plan.dtype.value)
-        self.kv_dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype.value)
-        self.startup: list[StartupPart] = []
+        self.startup = Startup()
         self.measured: list[Decision[Any]] = []
         self.spans = Spans()
         self._load_weights = load_weights
@@ -125,7 +101,7 @@ class ModelRunner:
             self.model = model
 
     def init_sampler(self) -> None:
-        with self._part("sampler"):
+        with self.part("sampler"):
             self.sampler = Sampler()
 
     def load_model(self) -> None:
@@ -136,7 +112,7 @@ class ModelRunner:
         if deterministic:
             weight_format = deterministic_format(weight_format, self.device, self.dtype)
         # oneDNN's memory is not the arena's, so the weights are counted on the model
-        with self._part("weights", lambda: weight_bytes(self.model)):
+        with self.startup.part("weights", lambda: weight_bytes(self.model)):
             self.model = build_model(
                 self.persona.traits,
                 self.plan.ropes.value,
@@ -151,95 +127,41 @@ class ModelRunner:
         if isinstance(weight_format, RowBlockFormat):
             self.measured.append(weight_format.decision)
 
-    def trial_capture(self, *, progress: bool = False) -> dict[str, int]:
-        """Bytes that graphs take, by line of the budget, measured over a pool of page 0 alone.
-
-        What is captured is thrown away: graphs that serve hold the addresses of the real pool. What
-        is compiled for it, and for all other steps, stays.
-        """
-        if not has_graphs(self.plan):
-            return {}
-        self._make_pools(1)
-        self.init_attention_backend()
-        self.init_forward_paths()
-        self._compile_kernels(progress=progress)
-        with self._part("trial capture"):
-            reserves = list(self.paths.trial())
-        self._drop_pools()
-        self.measured += reserves
-        names = [each.name.removesuffix("_bytes").replace("_", " ") + "s" for each in reserves]
-        return dict(zip(names, (each.value for each in reserves), strict=True))
-
-    def _compile_kernels(self, *, progress: bool) -> None:
-        from headrace.runner.dry_steps import compile_kernels  # needs Triton, as graphs do
-
-        with self._part("kernels"):
-            kernels = compile_kernels(
-                self.paths,
-                self.kernel_sampler,
-                self.plan,
-                self.model,
-                self.device,
-                progress=progress,
-            )
-        self.measured.append(
-            Decision(name="kernels", value=kernels.count, reason=f"measured: {kernels}")
-        )
-
-    def _drop_pools(self) -> None:
-        """Forget the pools of the trial and all that holds their addresses."""
-        for layer in self.model.attention_layers():
-            layer.unbind()
-        for mixture in self.model.moe_layers():
-            mixture.tap = None
-        del self.selector, self.paths, self.backends, self.observers, self.expert_watch
-        del self.rows, self.kernel_sampler, self.req_to_token_pool, self.token_to_kv_pool
-        del self.kv_canary
-        gc.collect()
-        torch.cuda.empty_cache()
-
     def init_memory_pool(self, budget: KvBudget) -> None:
         """KV pool, page tables and rows, sized by `budget`."""
         self.kv_budget = budget
         self.measured.append(
             Decision(name="kv_tokens", value=budget.tokens, reason=f"measured: {budget.reason}")
         )
-        with self._part("memory pool"):
-            self._make_pools(budget.pages)
+        with self.part("memory pool"):
+            self.make_pools(budget.pages)
 
-    def _make_pools(self, num_pages: int) -> None:
+    def make_pools(self, num_pages: int) -> None:
+        """KV pool of so many pages, page 0 included, page tables and rows."""
         plan, traits = self.plan, self.persona.traits
-        num_rows = plan.max_running_requests.value + 1
-        page_size = plan.page_size.value
-        self.token_to_kv_pool = MHATokenToKVPool(
-            self.arena,
-            num_layers=traits.num_layers,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_kv_heads=traits.attention.num_kv_heads,
-            head_dim=traits.attention.head_dim,
-            v_head_dim=traits.attention.v_head_dim,
-            dtype=self.kv_dtype,
-        )
+        self.token_to_kv_pool = build_kv_pool(plan, traits, self.arena, num_pages)
         self.kv_canary = build_kv_canary(plan, traits, self.token_to_kv_pool, self.arena)
-        self.req_to_token_pool = ReqToTokenPool(
-            self.arena,
-            num_rows=num_rows,
-            max_pages=-(-plan.max_model_len.value // page_size),
-            groups=tuple(group.name for group in traits.kv_groups),
-        )
+        self.req_to_token_pool = build_page_tables(plan, traits, self.arena)
+        num_rows = plan.max_running_requests.value + 1  # and the padding row
         self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
-        self.kernel_sampler = None
-        if self.device.type == "cuda" and triton_available(self.device.type) is None:
-            from headrace.sampling.kernel_sampler import KernelSampler
+        self.step_sampler = StepSampler.of(self.rows, self.sampler)
 
-            pdl = has_dependent_launch(self.device)
-            self.kernel_sampler = KernelSampler(self.rows, num_rows, pdl=pdl)
+    def drop_pools(self) -> None:
+        """Forget the pools and all that holds their addresses: backends, paths, observers."""
+        for layer in self.model.attention_layers():
+            layer.unbind()
+        for mixture in self.model.moe_layers():
+            mixture.tap = None
+        del self.selector, self.paths, self.backends, self.observers, self.expert_watch
+        del self.rows, self.step_sampler, self.req_to_token_pool, self.token_to_kv_pool
+        del self.kv_canary
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def init_attention_backend(self) -> None:
         """One backend per KV group, bound with the pool to the layers of the group."""
         plan, traits = self.plan, self.persona.traits
-        with self._part("attention backend"):
+        with self.part("attention backend"):
             self.backends = {
                 group.name: build_attention_backend(
                     plan.prefill_attention.value,
@@ -260,7 +182,7 @@ class ModelRunner:
 
     def init_forward_paths(self) -> None:
         """The table of paths, best first; the eager path is last and admits everything."""
-        with self._part("forward paths"):
+        with self.part("forward paths"):
             self.expert_watch = watch_experts(self.plan, self.model, self.arena.allocate)
             self.paths = self.make_paths(self.plan)
             self.selector = Selector(self.paths.table, absent=absent_paths(self.plan))
@@ -293,33 +215,10 @@ class ModelRunner:
         pool = self.req_to_token_pool
         return {name: pool.table(name) for name in pool.groups}
 
-    @property
-    def decode_graph(self) -> "DecodeGraphPath | None":
-        return self.paths.decode_graph
-
-    @property
-    def prefill_graph(self) -> PrefillGraphPath | None:
-        return self.paths.prefill_graph
-
-    @property
-    def split_prefill(self) -> SplitPrefill | None:
-        return self.paths.split_prefill
-
-    @property
-    def cpu_graph(self) -> CpuGraphPath | None:
-        return self.paths.cpu_graph
-
-    @contextmanager
-    def _part(self, name: str, count: Callable[[], int] | None = None) -> Iterator[None]:
-        start, before = time.perf_counter(), self.arena.bytes()
-        yield
-        part = StartupPart(
-            name=name,
-            seconds=time.perf_counter() - start,
-            bytes=count() if count else self.arena.bytes() - before,
-        )
-        self.startup.append(part)
-        log.info("%s: %.2f s, %.1f MiB", part.name, part.seconds, part.bytes / 2**20)
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Within: a part of assembly; its bytes are those that the arena gives."""
+        before = self.arena.bytes()
+        return self.startup.part(name, lambda: self.arena.bytes() - before)
 
     # ---- delivery
 
@@ -381,36 +280,8 @@ class ModelRunner:
     def sample(
         self, logits_output: LogitsProcessorOutput, batch: ForwardBatch
     ) -> SampleOutput | None:
-        """Sample the rows that sample, then advance all rows; `None` when no row samples.
-
-        A path that has done both already leaves only the logprobs to take.
-        """
-        rows, info = self.rows, batch.sampling
-        kernels = self.kernel_sampler
-        tokens, finite = logits_output.next_token_ids, logits_output.finite
-        if tokens is not None and finite is not None and info is not None:
-            assert kernels is not None, "a path that samples does so by kernels"
-            logprobs = kernels.logprobs(logits_output.next_token_logits, tokens, info.logprobs)
-            return SampleOutput(next_token_ids=tokens, finite=finite, logprobs=logprobs)
-        if kernels is not None and kernels.takes(info):
-            return kernels.sample(logits_output.next_token_logits, batch)
-        # The sampler still sees the rows as the forward did: lengths after the step come first.
-        advance_length(batch.rows, _new_tokens(batch), rows.length, rows.active)
-        if info is None:
-            return None
-        positions = rows.length[info.rows].long()
-        output = self.sampler.sample(logits_output.next_token_logits, info, rows, positions)
-        advance_token(
-            info.rows,
-            output.next_token_ids,
-            output.finite,
-            last_token=rows.last_token,
-            active=rows.active,
-            stop_ids=rows.stop_ids,
-            penalised=rows.penalised,
-            token_counts=rows.token_counts,
-        )
-        return output
+        """Sample the rows that sample, then advance all rows; `None` when no row samples."""
+        return self.step_sampler.sample(logits_output, batch)
 
     def explain(self, facts: BatchFacts) -> Decision[str]:
         """Which path such a batch would take, and why better ones would not."""
@@ -427,9 +298,3 @@ def _output(
         refused=choice.refused,
         evidence=evidence.tensors,
     )
-
-
-def _new_tokens(batch: ForwardBatch) -> torch.Tensor:
-    if batch.extend_lens is not None:
-        return batch.extend_lens
-    return torch.ones_like(batch.rows, dtype=torch.int32)

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from headrace.batch.rows import Rows
 from headrace.config.engine_config import EngineConfig
-from headrace.config.persona import ModelTraits
 from headrace.config.plan import Plan
-from headrace.memory.arena import Arena
-from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.expert_distribution import ExpertCounter, ExpertDistribution
 from headrace.observers.kv_canary import KvCanary
@@ -49,24 +46,6 @@ def watch_experts(plan: Plan, model: CausalDecoder, allocate: Allocate) -> Exper
     if plan.expert_distribution.value != OFF:
         counter = ExpertCounter(buffer, count, moe.num_experts, allocate)
     return ExpertWatch(buffer=buffer, counter=counter)
-
-
-def build_kv_canary(
-    plan: Plan, traits: ModelTraits, pool: MHATokenToKVPool, arena: Arena
-) -> KvCanary | None:
-    """The canary of a pool; `None` where the plan has none."""
-    if plan.kv_canary.value == OFF:
-        return None
-    rows = plan.max_running_requests.value
-    most = plan.chunked_prefill_size.value + rows
-    return KvCanary(
-        arena,
-        pool,
-        {group.name: group.layers for group in traits.kv_groups},
-        real_data=plan.kv_canary_real_data.value,
-        max_sequences=rows + -(-most // plan.max_model_len.value) + 1,
-        max_tokens=most,
-    )
 
 
 def build_taps(experts: ExpertWatch | None, kv_canary: KvCanary | None) -> Taps:

@@ -212,7 +212,7 @@ class Scheduler:
         runner = self.worker.runner
         decoding = [share for share in shares if share.from_row]
         prompts = [share for share in shares if not share.from_row]
-        if runner.split_prefill is None or not decoding or not prompts:
+        if runner.paths.split_prefill is None or not decoding or not prompts:
             return shares
         batch, work = self._build(prompts, split=True)
         if runner.explain(batch.facts).value != SplitPrefill.name:
@@ -229,7 +229,7 @@ class Scheduler:
 
     def _advance_split(self, split: SplitInFlight) -> LaunchedStep | None:
         """Launch some more layers, all that are left if nobody decodes; the step once they are."""
-        path = self.worker.runner.split_prefill
+        path = self.worker.runner.paths.split_prefill
         assert path is not None, "a split has begun"
         others = any(sequence.can_decode for sequence in self.chooser.running)
         layers = path.layers if others else len(self.worker.runner.model.model.layers)

@@ -21,6 +21,7 @@ from headrace.layers.operators import TORCH_OPERATORS
 from headrace.request.outcome import Logprob
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.sampler import Sampler
+from headrace.sampling.step_sampler import StepSampler
 from headrace.testing.combinations import ALL_OFF
 
 PAGE_SIZE = 32  # one that no configuration has
@@ -131,8 +132,8 @@ class Reference:
         for module in runner.model.modules():
             if hasattr(module, "operators"):
                 module.operators = TORCH_OPERATORS  # type: ignore[assignment]
-        runner.kernel_sampler = None  # which would sample in the place of the forcing one
-        self.sampler = runner.sampler = ForcingSampler(tolerance)
+        self.sampler = ForcingSampler(tolerance)
+        runner.step_sampler = StepSampler(runner.rows, self.sampler)
 
     def score(
         self, prompt: list[int], params: SamplingParams, forced: Sequence[int] | None = None
