@@ -202,6 +202,13 @@ def test_token_ids_when_asked(http) -> None:
         ({"max_completion_tokens": -1}, "max_completion_tokens is -1"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "both true"),
         ({"temperature": -1}, "temperature is -1"),
+        ({"max_new_tokens": 5}, "use max_tokens"),
+        ({"repeat_penalty": 1.1}, "use repetition_penalty"),
+        ({"mirostat": 2}, "are the filters there are"),
+        ({"enable_thinking": False}, "chat_template_kwargs"),
+        ({"extra_body": {"top_k": 5}}, "beside the others"),
+        ({"grammar": 'root ::= "a"'}, "use ebnf"),
+        ({"best_of": 2}, "/v1/completions has it"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(http, engine, body, told) -> None:
@@ -217,6 +224,8 @@ def test_what_cannot_be_honoured_is_refused(http, engine, body, told) -> None:
         {"functions": [], "audio": None, "logit_bias": {}},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"seed": -5, "parallel_tool_calls": True},
+        {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "top_n_sigma": -1, "best_of": 1},
+        {"verbosity": "medium", "echo": False, "enable_thinking": None},
     ],
 )
 def test_what_asks_for_nothing_is_taken(http, body) -> None:
@@ -225,11 +234,11 @@ def test_what_asks_for_nothing_is_taken(http, body) -> None:
 
 def test_an_unknown_field_is_taken_and_warned_about_once(http, caplog) -> None:
     for _ in range(2):
-        post(http, no_such_field=1, max_new_tokens=5)
+        post(http, no_such_field=1, min_token=5)
     begin = "A request brings the unknown field"
     assert [r.message for r in caplog.records if r.message.startswith(begin)] == [
         f"{begin} 'no_such_field', which has no effect",
-        f"{begin} 'max_new_tokens', which has no effect (use max_tokens)",
+        f"{begin} 'min_token', which has no effect (did you mean min_tokens?)",
     ]
 
 

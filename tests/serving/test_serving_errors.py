@@ -130,6 +130,18 @@ def test_values_out_of_range_are_named(http: TestClient, engine, field, values) 
     assert not engine.submits
 
 
+def test_fields_of_chats_are_not_those_of_completions(http: TestClient, engine) -> None:
+    for field, told in (
+        ({"max_completion_tokens": 5}, "use max_tokens"),
+        ({"top_logprobs": 5}, "use logprobs"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "/v1/chat/completions has it"),
+        ({"chat_template_kwargs": {"a": 1}}, "/v1/chat/completions has it"),
+    ):
+        error = check_shape(http.post("/v1/completions", json={"prompt": "a", **field}))
+        assert told in error["message"]
+    assert not engine.submits
+
+
 def test_a_fault_is_told_of_the_field_not_of_the_types_that_were_tried(http: TestClient) -> None:
     for route, body, field in (
         ("/v1/completions", {"prompt": "a", "stop": 5}, "stop"),

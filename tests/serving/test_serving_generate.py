@@ -149,6 +149,8 @@ def test_ids_of_the_caller(http, engine) -> None:
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 100}, "top_logprobs_num is 100"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len is -2"),
         ({"text": "a", "lora_path": "x"}, "lora_path is not supported"),
+        ({"text": "a", "max_new_tokens": 5}, "it belongs in sampling_params"),
+        ({"text": "a", "temperature": 0}, "it belongs in sampling_params"),
         ({"text": ["a"] * 2000}, "more than 1024"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"n": -1}]}, "Prompt 1: n is -1"),
     ],

@@ -29,8 +29,18 @@ FORMS = {
 """
 
 ABSENT = {
-    "custom_logit_processor": _NO_CODE,
-    "custom_params": _NO_CODE,
+    **dict.fromkeys(
+        ("custom_logit_processor", "custom_params", "logits_processor", "logits_processors"),
+        _NO_CODE,
+    ),
+    **dict.fromkeys(
+        (
+            *("dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "mirostat"),
+            *("smoothing_factor", "tfs", "tfs_z", "top_a", "top_n_sigma", "typical_p"),
+            "xtc_probability",
+        ),
+        _BY_FILTERS,
+    ),
     "input_embeds": _NOT_HERE,
     "length_penalty": _NO_BEAMS,
     "lora_path": _NOT_HERE,
@@ -48,7 +58,9 @@ FIELD_WORDS = OtherWords(
     renamed={
         **SGLANG_NAMES,
         "max_completion_tokens": "max_tokens",
+        "n_predict": "max_tokens",
         "num_return_sequences": "n",
+        "repeat_penalty": "repetition_penalty",
         "top_logprobs": "logprobs",
     }
 )
@@ -64,8 +76,6 @@ SAMPLING_WORDS = OtherWords(
         ),
         **ABSENT,
         **dict.fromkeys(("early_stopping", "num_beams"), _NO_BEAMS),
-        **dict.fromkeys(("logits_processor", "logits_processors"), _NO_CODE),
-        **dict.fromkeys(("tfs", "top_a", "typical_p"), _BY_FILTERS),
         "best_of": "use n and logprobs=0, and keep the sequences that you like best",
         "detokenize": "text is made wherever there is a tokenizer",
         "do_sample": "temperature=0 takes the likeliest token, any other draws",

@@ -10,7 +10,7 @@ from headrace.base.shown import shown
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest, TurnOfTalk
 from headrace.serving.errors import from_faults, invalid
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
 
 Fields = dict[str, Any]
 
@@ -20,7 +20,9 @@ NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
 }
-_OF_CHATS = ChatRequest.model_fields.keys() - MessageRequest.model_fields.keys()
+_ELSEWHERE = dict.fromkeys(
+    ChatRequest.model_fields.keys() - MessageRequest.model_fields.keys(), OF_CHATS
+)
 _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -34,7 +36,7 @@ def as_chat(body: CountRequest, seen: set[str], *, refuses: bool = True) -> Chat
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen, of_chats=_OF_CHATS, refuses=refuses)
+    check_extra_fields(body, seen, elsewhere=_ELSEWHERE, refuses=refuses)
     messages = [each for turn in body.messages for each in _messages(turn)]
     if body.system is not None:
         messages.insert(0, {"role": "system", "content": _text(body.system, "system")})

@@ -25,6 +25,10 @@ _KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {
     *("logprobs", "prompt_logprobs"),  # fields of the request
     "structured",  # comes under the names that SGLang has for forms
 }
+_ELSEWHERE = dict.fromkeys(
+    (_KNOWN | SGLANG_NAMES.keys() | FORMS.keys()) - GenerateRequest.model_fields.keys(),
+    "it belongs in sampling_params",
+)
 _STATES = "return_hidden_states"
 _WITHOUT_EFFECT = ("spaces_between_special_tokens",)
 
@@ -61,7 +65,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     Args:
         fresh: an id that nothing else has.
     """
-    check_extra_fields(body, service.unknown_fields)
+    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE)
     prompts, is_batch = _prompts(body)
     count = len(prompts)
     if count > service.config.max_prompts:

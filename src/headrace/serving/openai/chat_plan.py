@@ -18,6 +18,7 @@ from headrace.serving.openai.chat_messages import (
     template_variables,
 )
 from headrace.serving.openai.chat_request import ChatRequest
+from headrace.serving.openai.completion_request import CompletionRequest
 from headrace.serving.openai.interpreter import OutputInterpreter, PlainText
 from headrace.serving.openai.parsed_output import ParsedOutput
 from headrace.serving.openai.reasoning_count import ReasoningCount
@@ -29,6 +30,11 @@ from headrace.serving.parsers.choice import NONE
 from headrace.serving.prompts import encode, render_chat, tokenizer_of
 from headrace.serving.service import Service
 from headrace.text.tokenizer import Tokenizer
+
+_ELSEWHERE = dict.fromkeys(
+    CompletionRequest.model_fields.keys() - ChatRequest.model_fields.keys(),
+    "/v1/completions has it",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,8 @@ class ChatPlan:
 
 async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
-    check_extra_fields(body, service.unknown_fields)
+    refuses = service.config.refuse_unsupported
+    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE, refuses=refuses)
     tools = ToolRequest.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     top = _top_logprobs(body)
     with with_names({"logprobs": "top_logprobs"}):

@@ -4,15 +4,23 @@ from dataclasses import dataclass, replace
 
 from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
+from headrace.request.other_words import FIELD_WORDS
 from headrace.serving.errors import from_prompt, invalid
 from headrace.serving.hidden_states import check_states
+from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest, Prompt
-from headrace.serving.openai.refused_fields import check_extra_fields
+from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
 from headrace.serving.prompts import decode, encode
 from headrace.serving.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_ELSEWHERE = dict.fromkeys(
+    ChatRequest.model_fields.keys()
+    - CompletionRequest.model_fields.keys()
+    - FIELD_WORDS.renamed.keys(),  # these have another name here
+    OF_CHATS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,8 @@ class CompletionPlan:
 
 async def plan_completion(service: Service, body: CompletionRequest, name: str) -> CompletionPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
-    check_extra_fields(body, service.unknown_fields)
+    refuses = service.config.refuse_unsupported
+    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE, refuses=refuses)
     shown = body.n or 1
     made = shown if body.best_of is None else body.best_of
     _check_best_of(body, shown, made)

@@ -1,11 +1,11 @@
 """Fields that clients send and this server has no code for: refused, never ignored in silence.
 
-Three kinds: what would change the answer is refused with the reason; what cannot change it is
-taken and has no effect; what nobody here has heard of is taken too, as OpenAI's clients expect of
-compatible servers, with a warning in the log.
+Three kinds: what would change the answer is refused with the reason, or the name it has here; what
+cannot change it is taken and has no effect; what nobody here has heard of is taken too, as OpenAI's
+clients expect of compatible servers, with a warning in the log.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 
@@ -17,44 +17,63 @@ from headrace.serving.errors import invalid
 log = get_logger(__name__)
 
 _NOT_HERE = "this version does not have it"
-_OF_CHATS = "/v1/chat/completions has it"
+OF_CHATS = "/v1/chat/completions has it"
 _TEXT_ONLY = "this model reads and writes text only"
 
 REFUSED = {
     **ABSENT,
+    **{name: f"use {ours}" for name, ours in FIELD_WORDS.renamed.items()},
     "audio": _TEXT_ONLY,
     "bootstrap_host": _NOT_HERE,
     "bootstrap_room": _NOT_HERE,
     "container": "code is not run here",
     "chat_template": "templates of requests are not run; the operator names one with the model",
     "documents": "pass them as chat_template_kwargs",
+    "enable_thinking": "pass it as chat_template_kwargs",
+    "extra_body": "its fields stand beside the others; OpenAI's Python client puts them there",
+    "format": "use response_format",
     "function_call": "functions became tools; send tools and tool_choice",
     "functions": "functions became tools; send tools and tool_choice",
+    "grammar": "use ebnf",
+    "guided_whitespace_pattern": "JSON comes in one line, or as structured_outputs says",
     "image_data": _TEXT_ONLY,
     "mcp_servers": "tools are called by the client",
     "mm_processor_kwargs": _TEXT_ONLY,
     "modalities": _TEXT_ONLY,
     "output_format": "send it as output_config.format",
+    "options": "its fields stand beside the others",
     "prediction": _NOT_HERE,
+    "reasoning": "use reasoning_effort",
     "reasoning_effort": "it belongs to chat",
     "return_hidden_states": "/generate, /v1/completions and /v1/chat/completions have it",
     "return_routed_experts": "ask /generate for them",
     "session_id": _NOT_HERE,
     "session_params": _NOT_HERE,
     "suffix": "models here continue text and do not fill in",
+    "thinking": "pass what the template knows as chat_template_kwargs",
     "verbosity": _NOT_HERE,
     "video_data": _TEXT_ONLY,
     "web_search_options": _NOT_HERE,
 }
 # Values with which a refused field asks for nothing.
 NEUTRAL = {
+    **dict.fromkeys(
+        (
+            *("dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "mirostat"),
+            *("smoothing_factor", "top_a", "xtc_probability"),
+        ),
+        (0,),
+    ),
+    **dict.fromkeys(("best_of", "repeat_penalty", "tfs", "tfs_z", "typical_p"), (1,)),
     "modalities": (["text"],),
     "stream_interval": (1,),
-    "length_penalty": (1, 1.0),
+    "length_penalty": (1,),
+    "top_n_sigma": (-1, 0),
     "verbosity": ("medium",),
 }
 WITHOUT_EFFECT = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -72,14 +91,14 @@ def check_extra_fields(
     body: BaseModel,
     seen: set[str],
     *,
-    of_chats: Collection[str] = (),
+    elsewhere: Mapping[str, str] | None = None,
     refuses: bool = True,
 ) -> None:
     """Refuse or warn of the fields that the request model does not have.
 
     Args:
         seen: unknown names that were warned about already; grows, up to a bound.
-        of_chats: names that another route has.
+        elsewhere: names that another route has -> why they are none of this one.
         refuses: else there is only the warning.
 
     Raises:
@@ -88,7 +107,7 @@ def check_extra_fields(
     for name, value in (body.model_extra or {}).items():
         if name in WITHOUT_EFFECT:
             continue
-        why = REFUSED.get(name, _OF_CHATS if name in of_chats else None)
+        why = (elsewhere or {}).get(name) or REFUSED.get(name)
         if why is None or not refuses:
             if name not in seen and len(seen) < 1000:
                 seen.add(name)
@@ -99,6 +118,11 @@ def check_extra_fields(
                     f" ({answer})" if answer else "",
                 )
             continue
-        asks_nothing = value is None or value is False or value in ([], {}, "")
-        if not asks_nothing and value not in NEUTRAL.get(name, ()):
+        if not _asks_nothing(name, value):
             raise invalid(f"{name} is not supported: {why}", name)
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    if value is False:
+        return name != "enable_thinking"
+    return value is None or value in ([], {}, "") or value in NEUTRAL.get(name, ())

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from headrace.base.shown import shown
 from headrace.serving.errors import from_faults, invalid
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.refused_fields import NEUTRAL, check_extra_fields
+from headrace.serving.openai.refused_fields import NEUTRAL, OF_CHATS, check_extra_fields
 from headrace.serving.responses.input_items import as_messages
 from headrace.serving.responses.response_request import ResponseRequest
 
@@ -20,10 +20,11 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-_OF_CHATS = (
+_ELSEWHERE = dict.fromkeys(
     ChatRequest.model_fields.keys()
     - ResponseRequest.model_fields.keys()
-    - {"stream_options"}  # it has others here, none of which changes an answer
+    - {"stream_options"},  # it has others here, none of which changes an answer
+    OF_CHATS,
 )
 _NOT_STORED = "nothing is stored here; send the whole conversation as input"
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
@@ -38,7 +39,7 @@ def as_chat(body: ResponseRequest, seen: set[str], *, refuses: bool = True) -> C
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen, of_chats=_OF_CHATS, refuses=refuses)
+    check_extra_fields(body, seen, elsewhere=_ELSEWHERE, refuses=refuses)
     _check_what_is_not_here(body)
     if refuses and (body.text or {}).get("verbosity") not in (None, *NEUTRAL["verbosity"]):
         raise invalid("text.verbosity is not supported: this version does not have it", "text")
