@@ -1,6 +1,7 @@
 """`bench step` on a tiny model: what it measures and what it refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,8 @@ from headrace.bench.ceilings import Ceilings
 from headrace.bench.contestants import Headrace
 from headrace.bench.decoding import Decoding, check_room
 from headrace.bench.floor import decode_floor, prefill_floor
-from headrace.bench.step import Decode, Prefill, Steady, StepBench, StepWork, table
+from headrace.bench.step import Decode, Prefill, Steady, StepBench, StepWork
+from headrace.bench.step_table import table
 from headrace.bench.trace import TraceReport
 from headrace.llm import LLM
 
@@ -150,6 +152,18 @@ def test_step_time_is_the_difference_of_medians() -> None:
     assert line["steady_ratio"] == pytest.approx(2.0)
     assert line["trace"]["gap_us"] == 4.0
     assert line["mixed_trace"]["longest_gap_us"] == 9.25
+
+
+def test_a_table_without_traces_has_no_gaps_and_fits() -> None:
+    steady = replace(
+        decode_result().steady,
+        trace=None,
+        paths={"eager": 32},
+        refused=("cpu_graph: " + "nobody measured whether it pays on this CPU, " * 3,),
+    )
+    shown = table([replace(decode_result(), steady=steady, mixed_trace=None)], width=80)
+    assert "gap" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_table() -> None:

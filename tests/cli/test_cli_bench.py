@@ -71,7 +71,7 @@ def test_step(config_only, capsys) -> None:
     for line in (decode, prefill):
         assert (line["dtype"], line["ceilings"]["how"]) == ("float32", "given")
     assert "steady ms" in shown.err
-    assert "ceilings: 0.010 TB/s, 0.1 TFLOP/s float32 (given)" in shown.err
+    assert "ceilings: 10 GB/s, 100 GFLOP/s float32 (given)" in shown.err
 
 
 def test_step_refuses_the_prefix_cache_and_one_token(config_only, capsys) -> None:

@@ -14,6 +14,7 @@ from headrace.base.env import child_environment
 from headrace.base.errors import HeadraceError
 from headrace.bench.shapes import shown_name
 
+ASSEMBLY = "load and assemble"  # the phase that has parts
 # Where compilers keep what they made: Triton, torch.compile, and the driver's own compiler.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
@@ -124,10 +125,16 @@ def table(starts: Sequence[Start]) -> str:
         lines.append(f"{start.cache:<6}{start.first_token:>13.2f}{captured:>12}{graphs:>8}")
     for start in {start.cache: start for start in starts}.values():
         lines.append(f"seconds of a {start.cache} start")
-        interpreter = start.first_token - sum(start.phases.values())
-        lines += [f"  {name:<24}{took:>8.2f}" for name, took in start.phases.items()]
-        lines.append(f"  {'interpreter':<24}{interpreter:>8.2f}")
-        lines += [f"    {name:<22}{took:>8.2f}" for name, took, _ in start.parts]
-        if start.kernels:
-            lines.append(f"    kernels: {start.kernels}")
+        lines += _phase_lines(start)
     return "\n".join(lines)
+
+
+def _phase_lines(start: Start) -> Iterator[str]:
+    """What a start did, in its order; the parts of assembly below the phase that they are of."""
+    interpreter = start.first_token - sum(start.phases.values())
+    for name, took in {"interpreter": interpreter, **start.phases}.items():
+        yield f"  {name:<24}{took:>8.2f}"
+        if name == ASSEMBLY:
+            yield from (f"    {part:<22}{seconds:>8.2f}" for part, seconds, _ in start.parts)
+            if start.kernels:
+                yield f"    kernels: {start.kernels}"

@@ -9,7 +9,7 @@ with every row asking for its hidden states.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -309,80 +309,3 @@ def _by_path(counts: Counter[tuple[str, str]]) -> Counter[str]:
     for (path, _), steps in counts.items():
         paths[path] += steps
     return paths
-
-
-def table(found: Sequence[Decode | Prefill]) -> str:
-    """Decode by batch size, then prefill; times beside their floors."""
-    lines = []
-    decodes = [entry for entry in found if isinstance(entry, Decode)]
-    if decodes:
-        lines.append(
-            f"{'decode':>7}{'context':>9}{'ms/step':>10}{'floor':>9}{'ratio':>7}"
-            f"{'steady ms':>11}{'ratio':>7}{'gap us':>9}{'mixed gap':>11}  path"
-        )
-        lines += map(_decode_line, decodes)
-        lines += map(_states_line, (entry for entry in decodes if entry.states is not None))
-        lines += [*_refusals(decodes), *(note for entry in decodes for note in _calls(entry))]
-    prefills = [entry for entry in found if isinstance(entry, Prefill)]
-    if prefills:
-        lines.append(
-            f"{'prefill':>7}{'length':>9}{'ms':>10}{'floor':>9}{'ratio':>7}{'tokens/s':>11}  path"
-        )
-        lines += map(_prefill_line, prefills)
-    return "\n".join(lines)
-
-
-def _decode_line(entry: Decode) -> str:
-    steady = entry.steady
-    return (
-        f"{entry.batch:>7}{entry.context:>9.0f}{entry.step * 1e3:>10.3f}{entry.floor * 1e3:>9.3f}"
-        f"{entry.step / entry.floor:>7.2f}{steady.median * 1e3:>11.3f}"
-        f"{steady.median / steady.floor:>7.2f}{_gap(steady.trace):>9}"
-        f"{_gap(entry.mixed_trace):>11}  {_paths(steady.paths)}"
-    )
-
-
-def _states_line(entry: Decode) -> str:
-    plain, states = entry.steady, entry.states
-    assert states is not None, "only where they were taken"
-    more = states.median / plain.median - 1
-    return (
-        f"  {entry.batch}: every row with hidden states: steady {states.median * 1e3:.3f} ms, "
-        f"{more:+.1%}, gap {_gap(states.trace)}, {_paths(states.paths)}"
-    )
-
-
-def _paths(paths: dict[str, int]) -> str:
-    return ", ".join(f"{path} x{steps}" for path, steps in paths.items())
-
-
-def _gap(trace: TraceReport | None) -> str:
-    if trace is None:
-        return "-"
-    return "unseen" if trace.gap is None else f"{trace.gap:.1f}"
-
-
-def _refusals(decodes: Sequence[Decode]) -> Iterator[str]:
-    """Why better paths were not taken, each reason once with the batch sizes it holds for."""
-    batches: dict[str, list[str]] = {}
-    for entry in decodes:
-        for reason in entry.steady.refused:
-            batches.setdefault(reason, []).append(str(entry.batch))
-    for reason, sizes in batches.items():
-        yield f"  {', '.join(sizes)}: not {reason}"
-
-
-def _calls(entry: Decode) -> Iterator[str]:
-    for name, trace in (("", entry.steady.trace), (", mixed", entry.mixed_trace)):
-        if trace is not None:
-            calls = ", ".join(f"{call} {count}" for call, count in sorted(trace.calls.items()))
-            noted = calls or "no wait, no allocation, no pageable copy"
-            yield f"  {entry.batch}{name}: in {trace.turns} turns {noted}"
-
-
-def _prefill_line(entry: Prefill) -> str:
-    return (
-        f"{entry.prompts:>7}{entry.length:>9}{entry.median * 1e3:>10.2f}{entry.floor * 1e3:>9.2f}"
-        f"{entry.median / entry.floor:>7.2f}{entry.tokens_per_second:>11,.0f}"
-        f"  {_paths(entry.paths)}"
-    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import ConfigError
+from headrace.base.layout import output_width
 from headrace.cli.engine_flags import engine_config, engine_options
 from headrace.cli.flags import destination
 from headrace.cli.start import start
@@ -69,7 +70,8 @@ def step(arguments: argparse.Namespace) -> int:
         )
     setattr(arguments, PREFIX_CACHE, False)
     from headrace.bench.setting import Setting, ceilings_of, use_threads
-    from headrace.bench.step import StepBench, StepWork, table
+    from headrace.bench.step import StepBench, StepWork
+    from headrace.bench.step_table import table
 
     threads = use_threads(arguments.threads)
     ceilings = ceilings_of(engine_config(arguments))
@@ -90,7 +92,7 @@ def step(arguments: argparse.Namespace) -> int:
         for entry in StepBench(llm, work, ceilings).measure():
             found.append(entry)
             _line(arguments, circumstances | entry.as_dict())
-    _show(arguments, f"{setting}\n{ceilings}\n{table(found)}")
+    _show(arguments, f"{setting}\n{ceilings}\n{table(found, output_width())}")
     return 0
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
 from headrace.base.errors import ConfigError, RequestError, TooLongError, UnavailableError
+from headrace.bench.serve.stream import error_text
 from headrace.cli.conversation import Said
 from headrace.request.structured_output import StructuredOutput
 
@@ -132,7 +133,7 @@ def _pieces(lines: Iterable[bytes]) -> Generator[Said, None, None]:
 
 def _said(event: Mapping[str, Any]) -> Said | None:
     if event.get("error"):
-        return Said(finish_reason="error", message=_message(event))
+        return Said(finish_reason="error", message=error_text(event, MOST_SHOWN))
     if not event.get("choices"):
         return None
     choice = event["choices"][0]
@@ -150,7 +151,7 @@ def _refusal(status: int, body: bytes) -> Exception:
         told = json.loads(body)
     except ValueError:
         told = body.decode("utf-8", "replace")
-    what, why = f"The server answers {status}", _message(told)
+    what, why = f"The server answers {status}", error_text(told, MOST_SHOWN)
     error = told.get("error") if isinstance(told, dict) else None
     if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
         return TooLongError(what, why=why)
@@ -158,10 +159,3 @@ def _refusal(status: int, body: bytes) -> Exception:
         return RequestError(what, why=why)
     remedy = "Give its key with --api-key" if status in (401, 403) else ""
     return UnavailableError(what, why=why, remedy=remedy)
-
-
-def _message(told: Any) -> str:
-    """What an error says, whatever its form, in one line."""
-    while isinstance(told, dict):
-        told = told.get("error") or told.get("message") or told.get("detail") or str(told)
-    return " ".join(str(told).split())[:MOST_SHOWN]

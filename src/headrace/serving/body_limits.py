@@ -1,8 +1,4 @@
-"""What is looked at before a route sees the request: size and type of the body, keys, the id.
-
-Plain ASGI, outermost first as `app` stacks them. None of them reads a body ahead of the route or
-holds a stream back.
-"""
+"""Size and type of a body, and how long it may take to come. Nothing is read ahead of the route."""
 
 import asyncio
 from contextlib import suppress

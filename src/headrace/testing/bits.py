@@ -33,6 +33,7 @@ from headrace.testing.combinations import ALL_OFF
 from headrace.testing.random_workloads import (
     MAX_MODEL_LEN,
     Ask,
+    Setting,
     Subject,
     Workload,
     draw_settings,
@@ -93,52 +94,69 @@ def check_bits(
     """
     start = time.perf_counter()
     asked = replace(asked, max_model_len=asked.max_model_len or MAX_MODEL_LEN)
-    alone = Alone(asked, longest=MAX_MODEL_LEN)
-    counts: Counter[str] = Counter()
-    paths: Counter[str] = Counter()
-    differences: list[str] = []
-    subject = Subject(
-        vocab_size=alone.engine.vocab_size,
-        has_graphs=alone.engine.settled.plan.device.value == "cuda",
-        has_tokenizer=alone.engine.tokenizer is not None,
-    )
-    settings = draw_settings(asked, subject, workloads=workloads, each=each, seed=seed)
-    model: CausalDecoder | None = None
-    for setting in settings:
-        engine = Engine(
-            replace(asked, **setting.options), retract_every=setting.retract_every, model=model
-        )
-        model = engine.worker.runner.model
-        before = len(differences)
-        for workload in setting.workloads:
-            outputs = _run(engine, workload)
-            for index, (ask, output) in enumerate(zip(workload.asks, outputs, strict=True)):
-                found = difference(output, alone.output(ask))
-                if found:
-                    name = f"workload {counts['workloads']}, request {index}"
-                    differences.append(f"{name}: {found} ({setting})")
-                _count(output, counts, paths)
-            counts["workloads"] += 1
-        engine.settle()
-        engine.scheduler.check_integrity()
-        counts["retractions"] += engine.stats()["retractions"]
-        engine.close()
-        del engine
-        gc.collect()  # graphs and pools go before the next ones come
+    comparison = _Comparison(asked)
+    for setting in draw_settings(
+        asked, comparison.subject, workloads=workloads, each=each, seed=seed
+    ):
+        before = len(comparison.differences)
+        comparison.run(setting)
         if tell is not None:
-            tell(
-                f"{counts['workloads']}/{workloads}, {len(differences) - before} differ: {setting}"
-            )
-    alone.engine.close()
+            done, found = comparison.counts["workloads"], len(comparison.differences) - before
+            tell(f"{done}/{workloads}, {found} differ: {setting}")
+    comparison.alone.engine.close()
     return BitsReport(
-        **{name: counts[name] for name in COUNTED},
-        paths=dict(paths),
-        differences=differences,
+        **{name: comparison.counts[name] for name in COUNTED},
+        paths=dict(comparison.paths),
+        differences=comparison.differences,
         seconds=time.perf_counter() - start,
     )
 
 
 COUNTED = ("workloads", "requests", "tokens", "cached_tokens", "retractions")
+
+
+class _Comparison:
+    """What was met so far. One model serves all engines but the plain one."""
+
+    def __init__(self, asked: EngineConfig) -> None:
+        self._asked = asked
+        self.alone = Alone(asked, longest=MAX_MODEL_LEN)
+        self.counts: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
+        self.differences: list[str] = []
+        self._model: CausalDecoder | None = None
+
+    @property
+    def subject(self) -> Subject:
+        plain = self.alone.engine
+        return Subject(
+            vocab_size=plain.vocab_size,
+            has_graphs=plain.settled.plan.device.value == "cuda",
+            has_tokenizer=plain.tokenizer is not None,
+        )
+
+    def run(self, setting: Setting) -> None:
+        """The workloads of a setting in an engine of their own, each request against itself."""
+        engine = Engine(
+            replace(self._asked, **setting.options),
+            retract_every=setting.retract_every,
+            model=self._model,
+        )
+        self._model = engine.worker.runner.model
+        for workload in setting.workloads:
+            outputs = _run(engine, workload)
+            for index, (ask, output) in enumerate(zip(workload.asks, outputs, strict=True)):
+                if found := difference(output, self.alone.output(ask)):
+                    name = f"workload {self.counts['workloads']}, request {index}"
+                    self.differences.append(f"{name}: {found} ({setting})")
+                _count(output, self.counts, self.paths)
+            self.counts["workloads"] += 1
+        engine.settle()
+        engine.scheduler.check_integrity()
+        self.counts["retractions"] += engine.stats()["retractions"]
+        engine.close()
+        del engine
+        gc.collect()  # graphs and pools go before the next ones come
 
 
 class Alone:

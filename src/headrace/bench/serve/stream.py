@@ -68,12 +68,12 @@ class EventLines:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-def error_text(error: object) -> str:
-    """What an error says, whatever its form, in one line of at most 200 characters."""
+def error_text(error: object, most: int = 200) -> str:
+    """What an error says, whatever its form, in one line of at most so many characters."""
     while isinstance(error, dict):
         error = error.get("error") or error.get("message") or error.get("detail") or str(error)
     text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:199] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def error_of_body(body: bytes) -> str:
