@@ -201,6 +201,15 @@ def test_hub_downloads_one_format_and_no_code(monkeypatch):
     }
 
 
+def test_hub_downloads_no_weights_for_a_tokenizer(monkeypatch):
+    asked = listed(monkeypatch, "tokenizer.json", "model.safetensors")
+    assert str(resolve_model("owner/name", weights=False)) == "/hub/snapshot"
+    assert asked["files"] == ["tokenizer.json"]
+    asked = listed(monkeypatch, "config.json", "x.gguf")  # the tokenizer is in the file
+    assert str(resolve_model("owner/name", weights=False)) == "/hub/snapshot/x.gguf"
+    assert asked["files"] == ["x.gguf"]
+
+
 def test_hub_gguf(monkeypatch):
     asked = listed(monkeypatch, "README.md", "x.gguf")
     assert str(resolve_model("owner/name")) == "/hub/snapshot/x.gguf"

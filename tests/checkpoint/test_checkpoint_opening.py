@@ -3,10 +3,11 @@
 import shutil
 
 import pytest
-from checkpoint_builders import random_weights, write_folder, write_gguf
+from checkpoint_builders import random_weights, write_folder, write_gguf, write_json
 
 from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
-from headrace.checkpoint import open_checkpoint
+from headrace.checkpoint import open_checkpoint, open_tokenizer
+from headrace.config.engine_config import EngineConfig
 
 
 def test_a_gguf_file_and_a_folder_that_holds_one(tmp_path):
@@ -55,6 +56,24 @@ def test_nothing_there(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def test_a_tokenizer_alone(tmp_path):
+    """sglang#25565: `save_pretrained` of a tokenizer writes no config.json."""
+    model = write_folder(tmp_path / "model", random_weights())
+    alone = tmp_path / "tokenizer"
+    alone.mkdir()
+    config = EngineConfig(model=str(model), tokenizer=str(alone))
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        open_tokenizer(config)
+    write_json(alone / "tokenizer.json", {"added_tokens": [{"id": 3, "content": "</s>"}]})
+    write_json(alone / "tokenizer_config.json", {"eos_token": "</s>", "chat_template": "T"})
+    source = open_tokenizer(config)
+    assert (source.tokenizer_json, source.eos_token_ids) == (alone / "tokenizer.json", (3,))
+    assert source.chat_template == "T"
+    assert open_tokenizer(EngineConfig(model=str(model))) is None
+    shutil.copy(alone / "tokenizer.json", model)
+    assert open_tokenizer(EngineConfig(model=str(model))).tokenizer_json.parent == model
 
 
 def test_pickled_weights(tmp_path):

@@ -15,8 +15,9 @@ logger = get_logger(__name__)
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:/(?P<file>[\w./-]+\.gguf))?")
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json")
 # config, generation and tokenizer files; code is never fetched.
-_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "spiece.model", "vocab.txt", "merges.txt")
+_SMALL_FILES = ("*.json", "*.jinja", *_TOKENIZERS, "merges.txt")
 _USUAL_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _SECONDS_TO_ANSWER = 10.0
@@ -27,8 +28,11 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def resolve_hub_model(name: str, revision: str | None) -> Path:
+def resolve_hub_model(name: str, revision: str | None, *, weights: bool = True) -> Path:
     """The folder (or .gguf file) of a hub model, downloaded when it is not in the local cache.
+
+    Args:
+        weights: False leaves them out where the tokenizer is in files of its own.
 
     Raises:
         NotFoundError: no such repository, or the hub is out of reach and the cache lacks it.
@@ -41,8 +45,8 @@ def resolve_hub_model(name: str, revision: str | None) -> Path:
         listing = _list_files(repository, revision)
     except Exception as error:  # network errors of several libraries; the cache decides below
         return _from_cache(name, repository, file, revision, error)
-    wanted = _choose_files(repository, listing, file)
-    return _download(repository, revision, wanted, file)
+    wanted = _choose_files(repository, listing, file, weights)
+    return _download(repository, revision, wanted)
 
 
 def _list_files(repository: str, revision: str | None) -> list[str]:
@@ -53,7 +57,9 @@ def _list_files(repository: str, revision: str | None) -> list[str]:
     return [sibling.rfilename for sibling in info.siblings or ()]
 
 
-def _choose_files(repository: str, listing: list[str], file: str | None) -> list[str]:
+def _choose_files(
+    repository: str, listing: list[str], file: str | None, weights: bool
+) -> list[str]:
     """What to download; weights in one format only."""
     if file is not None:
         if file not in listing:
@@ -62,6 +68,8 @@ def _choose_files(repository: str, listing: list[str], file: str | None) -> list
             )
         return [file]
     small = [name for name in listing if "/" not in name and _matches(name, _SMALL_FILES)]
+    if not weights and any(_matches(name, _TOKENIZERS) for name in small):
+        return small
     safetensors = _safetensors(listing)
     if safetensors:
         return small + safetensors
@@ -81,12 +89,12 @@ def _choose_files(repository: str, listing: list[str], file: str | None) -> list
     )
 
 
-def _download(repository: str, revision: str | None, files: list[str], file: str | None) -> Path:
+def _download(repository: str, revision: str | None, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repository, revision=revision, allow_patterns=files))
-    only = file or (files[0] if len(files) == 1 else None)
-    return folder / only if only else folder
+    gguf = [name for name in files if name.endswith(".gguf")]
+    return folder / gguf[0] if gguf else folder
 
 
 def _from_cache(

@@ -68,13 +68,14 @@ SHORT_NAMES = {
 }
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
+def resolve_model(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The file or folder of a model.
 
     Args:
         name: an existing path, a short name, a hub id `owner/name`, or one file of a hub
             repository, `owner/name/file.gguf`. They are tried in this order.
         revision: branch, tag or commit of a hub id.
+        weights: False downloads none of a hub id that has its tokenizer in files of its own.
 
     Raises:
         NotFoundError: none of them; the message says what was tried, or how to install the
@@ -90,7 +91,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if name in SHORT_NAMES:
         return _resolve_package(name, SHORT_NAMES[name])
     if is_hub_id(name):
-        return resolve_hub_model(name, revision)
+        return resolve_hub_model(name, revision, weights=weights)
     raise NotFoundError(
         f"Model {name!r} not found",
         why="It is no existing path, no short name, and no hub id such as owner/name",

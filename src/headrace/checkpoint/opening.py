@@ -3,10 +3,17 @@
 from pathlib import Path
 
 from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
-from headrace.checkpoint.folder_files import SUPPORTED_FORMATS, named_like
+from headrace.checkpoint.folder_files import (
+    SUPPORTED_FORMATS,
+    folder_tokenizer_source,
+    named_like,
+)
 from headrace.checkpoint.gguf_checkpoint import GgufCheckpoint
 from headrace.checkpoint.interface import Checkpoint
+from headrace.checkpoint.names import resolve_model
 from headrace.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from headrace.config.engine_config import EngineConfig
+from headrace.config.tokenizer_source import TokenizerSource
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -35,6 +42,25 @@ def open_checkpoint(path: Path, *, weights: bool = True) -> Checkpoint:
             remedy=f"Name its folder, {path.parent}, which also holds config.json",
         )
     return GgufCheckpoint(path)
+
+
+def open_tokenizer(config: EngineConfig) -> TokenizerSource | None:
+    """The tokenizer that `config` names, without weights, or else that of its model.
+
+    It may be a folder that holds a tokenizer and nothing else.
+
+    Raises:
+        NotFoundError, CheckpointError, UnsupportedError: as `resolve_model`, `open_checkpoint`.
+    """
+    if config.tokenizer is None:
+        path = resolve_model(config.model, config.revision)
+        return open_checkpoint(path, weights=False).tokenizer_source
+    path = resolve_model(config.tokenizer, config.revision, weights=False)
+    if path.is_dir() and not (path / "config.json").is_file():
+        alone = folder_tokenizer_source(path, {}, {})
+        if alone is not None:
+            return alone
+    return open_checkpoint(path, weights=False).tokenizer_source
 
 
 def _open_folder(folder: Path, weights: bool) -> Checkpoint:

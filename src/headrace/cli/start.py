@@ -34,10 +34,9 @@ def start(arguments: argparse.Namespace, *, chats: bool = False) -> "LLM":
 
 def check_chats(config: EngineConfig) -> None:
     """Raises `RequestError` for a model without chat template, before its weights are read."""
-    from headrace.checkpoint import open_checkpoint, resolve_model
+    from headrace.checkpoint import open_tokenizer
 
-    path = resolve_model(config.tokenizer or config.model, config.revision)
-    source = open_checkpoint(path, weights=False).tokenizer_source
+    source = open_tokenizer(config)
     if source is None or not source.chat_template:
         raise RequestError(
             f"{config.model} has no chat template",

@@ -13,7 +13,7 @@ from headrace.base.errors import CheckpointError
 from headrace.base.log import get_logger
 from headrace.checkpoint.interface import Checkpoint
 from headrace.checkpoint.names import resolve_model
-from headrace.checkpoint.opening import open_checkpoint
+from headrace.checkpoint.opening import open_checkpoint, open_tokenizer
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
@@ -94,13 +94,13 @@ def settle(
 def _tokenizer_source(config: EngineConfig, checkpoint: Checkpoint) -> TokenizerSource | None:
     if config.tokenizer is None:
         return checkpoint.tokenizer_source
-    other = open_checkpoint(resolve_model(config.tokenizer, config.revision), weights=False)
-    if other.tokenizer_source is None:
+    other = open_tokenizer(config)
+    if other is None:
         raise CheckpointError(f"{config.tokenizer} holds no tokenizer")
-    ends = other.tokenizer_source.eos_token_ids
+    ends = other.eos_token_ids
     if checkpoint.tokenizer_source is not None:
         ends = (*ends, *checkpoint.tokenizer_source.eos_token_ids)
-    return replace(other.tokenizer_source, eos_token_ids=ends)
+    return replace(other, eos_token_ids=ends)
 
 
 def assemble(

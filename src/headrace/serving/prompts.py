@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 from headrace.base.errors import RequestError, TooLongError
-from headrace.checkpoint.names import resolve_model
-from headrace.checkpoint.opening import open_checkpoint
+from headrace.checkpoint.opening import open_tokenizer
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.deadline import within_seconds
 from headrace.serving.errors import ApiError
@@ -21,8 +20,7 @@ NO_TOKENIZER = "This checkpoint has no tokenizer"
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer | None:
     """The tokenizer that the engine of this config has; `None` for a checkpoint without one."""
-    named = config.tokenizer or config.model
-    source = open_checkpoint(resolve_model(named, config.revision), weights=False).tokenizer_source
+    source = open_tokenizer(config)
     return None if source is None else build_tokenizer(source)
 
 
