@@ -29,6 +29,7 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
         (str(file), "exists"),
         (str(file / "below"), "Not a directory"),
         ("a\0b", "null byte"),
+        ("a" * 5000, r"File name too long\."),
         ("~nobody-of-that-name/x", "home directory"),
     ):
         with pytest.raises(RequestError, match=f"(?s)cannot be written to .*{why}.*Name another"):

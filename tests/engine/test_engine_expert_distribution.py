@@ -4,6 +4,7 @@ at all."""
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_engine import MOE, make_engine, run_all, write_checkpoint
@@ -112,6 +113,8 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
         recorder.dump(str(tmp_path))
     with pytest.raises(RequestError, match=r"mode is 'all'(.|\n)*stat, per_pass, per_token"):
         recorder.start("all")
+    with pytest.raises(RequestError, match="mode is array"):
+        recorder.start(np.array(["stat", "x"]))  # type: ignore[arg-type]
     recorder.start()
     for bad in ("/proc/nowhere", "a\0b", "~nobody-has-this-name/a"):
         with pytest.raises(RequestError, match="cannot be written"):

@@ -179,6 +179,7 @@ def test_what_cannot_be_profiled_is_refused(engine: Engine, tmp_path: Path) -> N
         ({"record_shapes": 1}, "record_shapes is 1"),
         ({"prefix": "../x"}, r"prefix is '\.\./x'. Give up to 100 characters of a file's name"),
         ({"prefix": 3}, "prefix is 3"),
+        ({"prefix": "\ud800"}, r"prefix is '\\ud800'. Give up to 100"),
         ({"activities": ["CPU", "GPU"]}, "There is no GPU here"),
     ):
         with pytest.raises(RequestError, match=says):

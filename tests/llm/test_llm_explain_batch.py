@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from operator_recorder import as_if_on_a_gpu
 from tiny_llm import ids, make_llm
@@ -151,6 +152,6 @@ def test_what_generate_refuses_is_refused(folder: Path) -> None:
 def test_a_path_that_there_is_not_is_refused(folder: Path) -> None:
     explanation = make_llm(folder).explain(ids(1, 5), params())
     assert explanation.why_not("eager") == {}
-    for path in ("graph", 3):
+    for path in ("graph", 3, np.array(["eager", "x"])):
         with pytest.raises(RequestError, match=r"There is no path .* Use cpu_graph, decode_graph"):
             explanation.why_not(path)  # type: ignore[arg-type]

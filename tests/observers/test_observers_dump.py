@@ -255,6 +255,8 @@ def test_the_llm_dumps_within_a_context(llama_folder: Path, tmp_path: Path) -> N
         ({"layers": []}, "layers 0 to 1"),
         ({"layers": ["0"]}, "layers 0 to 1"),
         ({"layers": 0}, "layers is 0"),
+        ({"layers": torch.tensor(0)}, "layers is tensor"),
+        ({"names": torch.tensor(0)}, "names is tensor"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": "1"}, "steps is '1'"),
         ({"steps": True}, "steps is True"),

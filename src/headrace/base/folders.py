@@ -23,7 +23,8 @@ def made_folder(asked: object, what: str) -> Path:
         folder = Path(os.fsdecode(asked)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, RuntimeError) as error:  # a NUL; a user that there is not
-        raise RequestError(refusal, why=str(error), remedy="Name another folder") from error
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(refusal, why=why, remedy="Name another folder") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RequestError(
             refusal, why="this process may not write there", remedy="Name another folder"

@@ -55,7 +55,8 @@ class BatchExplanation:
             RequestError: there is no such path.
         """
         refused = {refusal.subject for each in self.steps for refusal in each.refused}
-        if path not in (known := sorted({*self.paths, *refused})):
+        known = sorted({*self.paths, *refused})
+        if not isinstance(path, str) or path not in known:
             raise RequestError(f"There is no path {shown(path)}", remedy=f"Use {', '.join(known)}")
         reasons: dict[str, int] = {}
         for each in self.steps:

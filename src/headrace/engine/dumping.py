@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
@@ -105,7 +106,7 @@ class StepDumper:
 
 
 def _names(asked: Iterable[str]) -> frozenset[str]:
-    names = [] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+    names = [] if isinstance(asked, str) else _listed(asked)
     unknown = [name for name in names if not isinstance(name, str) or name not in NAMES]
     if unknown or not names:
         raise RequestError(
@@ -118,7 +119,7 @@ def _names(asked: Iterable[str]) -> frozenset[str]:
 def _layers(asked: Iterable[int] | None, count: int) -> list[int]:
     if asked is None:
         return list(range(count))
-    layers = list(asked) if isinstance(asked, Iterable) else []
+    layers = _listed(asked)
     if not layers or not all(type(layer) is int and 0 <= layer < count for layer in layers):
         raise RequestError(
             f"layers is {shown(layers or asked)}",
@@ -126,6 +127,14 @@ def _layers(asked: Iterable[int] | None, count: int) -> list[int]:
             remedy="Give a list of their numbers",
         )
     return sorted(set(layers))
+
+
+def _listed(asked: Iterable[Any]) -> list[Any]:
+    """Nothing for what cannot be listed, an array without dimensions among it."""
+    try:
+        return list(asked)
+    except TypeError:
+        return []
 
 
 def _folder(asked: str | os.PathLike[str]) -> Path:

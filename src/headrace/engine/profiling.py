@@ -328,7 +328,8 @@ def _files(
     folder: str | os.PathLike[str], prefix: str, stages: tuple[str, ...]
 ) -> dict[str | None, Path]:
     """Empty files in the place of the traces, so that what cannot be written shows now."""
-    if not isinstance(prefix, str) or "/" in prefix or "\0" in prefix or len(prefix) > MAX_PREFIX:
+    is_part = isinstance(prefix, str) and "/" not in prefix and prefix.isprintable()
+    if not is_part or len(prefix) > MAX_PREFIX:
         raise RequestError(
             f"prefix is {shown(prefix)}",
             remedy=f"Give up to {MAX_PREFIX} characters of a file's name",

@@ -137,7 +137,7 @@ class ExpertDistribution:
             RequestError: another mode.
         """
         mode = self._default if mode is None else mode
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise RequestError(f"mode is {shown(mode)}", remedy=f"Allowed: {', '.join(MODES)}")
         self._forget()
         self._mode, self._is_recording = mode, True
