@@ -29,6 +29,17 @@ TOOLS = {
             "text": {"type": "string"},
         },
     },
+    "send": {  # as pydantic writes nested models
+        "type": "object",
+        "properties": {
+            "to": {"$ref": "#/$defs/Place~1City"},
+            "via": {"anyOf": [{"$ref": "#/$defs/Place~1City"}, {"type": "null"}]},
+            "rest": {"properties": {"a": {}}},
+            "loop": {"$ref": "#/$defs/Loop"},
+            "none": {"$ref": "#/$defs/None"},
+        },
+        "$defs": {"Place/City": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}},
+    },
 }
 
 
@@ -263,6 +274,14 @@ CODER = {
         "<function=clock>\n</function>\n<function=clock>\n</function>\n</tool_call>",
         "",
         [("clock", "{}"), ("clock", "{}")],
+    ),
+    "values of schemas that stand elsewhere": (
+        '<tool_call>\n<function=send>\n<parameter=to>\n{"a": 1}\n</parameter>\n'
+        '<parameter=via>\nnull\n</parameter>\n<parameter=rest>\n{"b": 2}\n</parameter>\n'
+        "<parameter=loop>\n1\n</parameter>\n<parameter=none>\n{}\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "",
+        [("send", '{"to": {"a": 1}, "via": null, "rest": {"b": 2}, "loop": "1", "none": "{}"}')],
     ),
     "an unknown parameter is text": (
         "<tool_call><function=clock><parameter=é>1</parameter></function></tool_call>",

@@ -5,20 +5,25 @@ import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from headrace.serving.parsers.json_text import is_object, is_value
 
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
+_IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array"}
 _DEEPEST = 20
 
 
-def json_of(text: str, schema: Any) -> str:
+def json_of(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The text as the schema of its parameter means it.
 
     JSON where the schema allows its type: numbers keep their digits, and True, False and None are
     taken too. Anything else is a string, also where the schema says nothing.
+
+    Args:
+        root: the schema that this one is a part of.
     """
-    types = allowed_types(schema)
+    types = allowed_types(schema, root)
     candidate = text.strip()
     candidate = _LITERALS.get(candidate, candidate)
     kind = _type_of(candidate)
@@ -30,10 +35,12 @@ def json_of(text: str, schema: Any) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
+def allowed_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """The JSON types that a schema lets a value have, as far as it names them."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
+    if isinstance(schema.get("$ref"), str):
+        return allowed_types(_referred(schema["$ref"], root), root, depth + 1)
     named = schema.get("type")
     found = {named} if isinstance(named, str) else set()
     if isinstance(named, list | tuple):
@@ -41,7 +48,9 @@ def allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     for key in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(key)
         for part in parts if isinstance(parts, list | tuple) else ():
-            found |= allowed_types(part, depth + 1)
+            found |= allowed_types(part, root, depth + 1)
+    if not found:
+        found.update(kind for word, kind in _IMPLIED.items() if word in schema)
     if not found:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
         for value in values if isinstance(values, list | tuple) else ():
@@ -49,6 +58,15 @@ def allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     if schema.get("nullable") is True:
         found.add("null")
     return frozenset(found)
+
+
+def _referred(ref: str, root: Mapping[str, Any]) -> Any:
+    """The schema at a place like `#/$defs/a`; `None` where there is none."""
+    found: Any = root
+    for part in unquote(ref).removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def python_to_json(tree: ast.expr, depth: int = 0) -> str:

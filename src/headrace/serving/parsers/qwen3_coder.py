@@ -43,7 +43,8 @@ def _read(scanner: Scanner, calls: CallWriter, tools: Tools) -> Steps[None]:
 def _read_function(scanner: Scanner, calls: CallWriter, tools: Tools) -> Steps[None]:
     yield from scanner.expect(FUNCTION)
     name = yield from _name(scanner)
-    properties = tools.get(name, {}).get("properties")
+    root = tools.get(name, {})
+    properties = root.get("properties")
     schemas = properties if isinstance(properties, dict) else {}
     calls.start(name)
     opening = "{"
@@ -54,7 +55,7 @@ def _read_function(scanner: Scanner, calls: CallWriter, tools: Tools) -> Steps[N
         key = yield from _name(scanner)
         value = yield from _value(scanner)
         calls.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-        calls.arguments(json_of(value, schemas.get(key)))
+        calls.arguments(json_of(value, schemas.get(key), root))
         opening = ", "
     calls.arguments("{}" if opening == "{" else "}")
     calls.end()
