@@ -115,9 +115,9 @@ def test_what_is_aborted_between_two_parts_goes_no_further(folder: Path) -> None
     other = beside_a_decoding_one(engine)
     prompt = engine.add(prompts_of(80)[0], GREEDY)
     engine.step()
-    assert engine.scheduler._split is not None
+    assert engine.scheduler.splits.in_flight is not None
     engine.abort([prompt.request_id])
-    assert engine.scheduler._split is None
+    assert engine.scheduler.splits.in_flight is None
     assert prompt.output().outputs[0].finish_reason == "abort"
     while engine.has_work:
         engine.step()

@@ -17,7 +17,8 @@ from headrace.request.outcome import Finished
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
-from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.admission import Admission
+from headrace.scheduler.scheduler import Scheduler
 
 
 def submit(

@@ -9,7 +9,8 @@ from symbolic_model import VOCAB, Recorder, expected_output, next_token, symboli
 
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
-from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.admission import Admission
+from headrace.scheduler.scheduler import Scheduler
 from headrace.scheduler.state_rows import StateRows
 
 

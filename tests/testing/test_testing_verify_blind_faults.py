@@ -26,7 +26,7 @@ from headrace.layers.operators import TorchOperators
 from headrace.layers.rope import Rotation
 from headrace.runner import forward_paths
 from headrace.runner.model_runner import ModelRunner
-from headrace.scheduler.launch import BatchBuilder
+from headrace.scheduler.batch_builder import BatchBuilder
 from headrace.scheduler.page_keeper import PageKeeper
 from headrace.testing.verify import verify
 

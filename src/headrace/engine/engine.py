@@ -46,8 +46,9 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled, assemble, settle
 from headrace.runner.report import decision_lines, summary
 from headrace.runner.worker import TpModelWorker
+from headrace.scheduler.admission import Admission
 from headrace.scheduler.launch import LaunchedStep
-from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.scheduler import Scheduler
 from headrace.text.output_text import OutputText
 
 log = get_logger(__name__)
@@ -258,7 +259,7 @@ class Engine:
             last, self._ongoing = self._ongoing, None
             if last is not None:
                 self.scheduler.process(last)
-            self.scheduler.drop_ended_split()
+            self.scheduler.splits.drop_ended()
             self._forget_ended()
 
     def flush_cache(self) -> int:

@@ -33,12 +33,14 @@ from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import StepResult, TpModelWorker
+from headrace.scheduler.admission import Admission
 from headrace.scheduler.chooser import Share
-from headrace.scheduler.launch import LaunchedStep, StepWork
+from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.row_spans import RowSpan, take_routing, take_states_of_rows
-from headrace.scheduler.scheduler import Admission, Scheduler
+from headrace.scheduler.scheduler import Scheduler
 from headrace.scheduler.sequence import Sequence as ScheduledSequence
 from headrace.scheduler.sequence import State
+from headrace.scheduler.step_work import StepWork
 
 MOST_STEPS = 4096
 GREEDY_TOKEN = 0  # what every greedy step is supposed to take
@@ -206,7 +208,7 @@ class _DryScheduler(Scheduler):
             sequence.proven_finite = True
             sequence.tokens.append(_token_of(sequence))
             if len(sequence.tokens) >= sequence.max_length:
-                self._finish(sequence, Finished("length"))
+                self.endings.finish(sequence, Finished("length"))
             elif first:
                 self.keeper.share(sequence)
 

@@ -4,8 +4,8 @@ from headrace.request.outcome import OF_REQUEST, Finished, Logprob
 from headrace.runner.worker import HostResults
 from headrace.sampling.host_logprobs import Decode, logprob_dicts
 from headrace.sampling.requirements import wanted_logprobs
-from headrace.scheduler.launch import StepWork
 from headrace.scheduler.sequence import Sequence
+from headrace.scheduler.step_work import StepWork
 
 NOT_FINITE = (
     "The model gave no finite logits for this sequence: its weights overflow in this dtype. Try "
