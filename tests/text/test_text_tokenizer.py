@@ -69,6 +69,16 @@ def test_bos_and_eos_follow_the_settings_as_in_transformers(tmp_path, settings, 
     assert theirs.encode("a") == ids
 
 
+def test_a_second_bos_is_told_once(tmp_path, caplog):
+    """vllm#27486: the text of a chat template, given to generate."""
+    tokenizer = from_json(tmp_path, {"bos_token": "<s>", "add_bos_token": True})
+    assert tokenizer.encode("<s>a", add_special_tokens=False)[0] == tokenizer.encode("a")[0] == 0
+    assert not caplog.messages
+    assert [tokenizer.encode("<s>a")[:2] for _ in range(2)] == [[0, 0]] * 2
+    (message,) = caplog.messages
+    assert "begins with <s> and got another" in message
+
+
 def test_tokens_only_the_settings_name_are_added(tmp_path):
     settings = {
         "added_tokens_decoder": {

@@ -5,8 +5,11 @@ from copy import copy
 from typing import Any, Protocol, Self
 
 from headrace.base.errors import RequestError
+from headrace.base.log import get_logger
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.pieces import Pieces
+
+log = get_logger(__name__)
 
 
 class Backend(Protocol):
@@ -51,6 +54,7 @@ class Tokenizer:
         self.vocab_size = backend.vocab_size
         self.pieces = backend.pieces
         self._longest_piece: int | None = None
+        self._has_warned = False
         bos = special_tokens.get("bos_token")
         self.bos_token_id = None if bos is None else backend.token_id(bos)
 
@@ -90,7 +94,8 @@ class Tokenizer:
         """Ids of `text`. Special tokens written in the text become their ids.
 
         `add_special_tokens` adds what the model wants around a text (bos, eos); leave it off for
-        the result of `apply_chat_template`, which writes them itself.
+        the result of `apply_chat_template`, which writes them itself. A text that begins with bos
+        gets a second one, as in transformers; the first time the log says so.
 
         Raises:
             RequestError: the text holds half of a surrogate pair, which no encoding can carry.
@@ -104,7 +109,16 @@ class Tokenizer:
                     why="It is not valid Unicode and cannot be written as UTF-8",
                     remedy="Send the whole character",
                 ) from None
-        return self._backend.encode(text, add_special_tokens)
+        ids = self._backend.encode(text, add_special_tokens)
+        if add_special_tokens and not self._has_warned and ids[:2] == [self.bos_token_id] * 2:
+            self._has_warned = True
+            log.warning(
+                "A text begins with %s and got another one before it, which few models expect. A "
+                "chat template writes its own: use chat, or give the ids of encode(text, "
+                "add_special_tokens=False)",
+                self.special_tokens["bos_token"],
+            )
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; invalid UTF-8 gives U+FFFD, ids out of the vocabulary give nothing.
