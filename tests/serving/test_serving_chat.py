@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from headrace.base.errors import RequestError
 from headrace.request.outcome import Finished
+from headrace.serving.ignored_fields import MOST_TOLD
+from headrace.serving.openai.refused_fields import REFUSED
 
 ROUTE = "/v1/chat/completions"
 TEXT_PART = {"type": "text", "text": "a"}
@@ -232,14 +234,49 @@ def test_what_asks_for_nothing_is_taken(http, body) -> None:
     post(http, **body)
 
 
-def test_an_unknown_field_is_taken_and_warned_about_once(http, caplog) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_unknown_field_is_taken_and_every_answer_names_it(http, caplog, streams) -> None:
+    body = {"messages": HELLO, "no_such_field": 1, "Größe\n": 2, "user": "u", "cache_prompt": False}
     for _ in range(2):
-        post(http, no_such_field=1, min_token=5)
-    begin = "A request brings the unknown field"
-    assert [r.message for r in caplog.records if r.message.startswith(begin)] == [
-        f"{begin} 'no_such_field', which has no effect",
-        f"{begin} 'min_token', which has no effect (did you mean min_tokens?)",
-    ]
+        answer = http.post(ROUTE, json={**body, "stream": streams})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ignored-fields"] == "no_such_field, Gr%C3%B6%C3%9Fe%0A"
+    told = [r.message for r in caplog.records if r.message.startswith("A request brings")]
+    assert len(told) == 2
+    assert told[0] == (
+        "A request brings the field 'no_such_field', which has no effect: nobody here knows it"
+    )
+    assert "x-ignored-fields" not in http.post(ROUTE, json={"messages": HELLO}).headers
+
+
+def test_an_answer_names_so_many_ignored_fields_and_no_more(http) -> None:
+    fields = {f"no_such_field_{number}": 1 for number in range(500)}
+    answer = http.post(ROUTE, json={"messages": HELLO, **fields})
+    assert answer.headers["x-ignored-fields"].count(",") == MOST_TOLD - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("maxTokens", "max_tokens"),
+        ("max-completion-tokens", "max_completion_tokens"),
+        ("min_token", "min_tokens"),
+        ("stop_token_id", "stop_token_ids"),
+        ("response_fromat", "response_format"),
+    ],
+)
+def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(http, engine, name, meant) -> None:
+    assert refused(http, **{name: 1}) == f"{name} is not supported: did you mean {meant}?"
+    assert not engine.submits
+
+
+def test_fields_of_other_servers_are_no_misspelt_ones(http) -> None:
+    theirs = ("repetition_penalty_range", "temperature_last", "truncation_length", "keep_alive")
+    assert not REFUSED.keys() & theirs
+    answer = http.post(ROUTE, json={"messages": HELLO, **dict.fromkeys(theirs, 5)})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-fields"] == ", ".join(theirs)
 
 
 def test_a_template_that_takes_too_long_is_ended(make_service, engine) -> None:

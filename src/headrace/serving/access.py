@@ -1,19 +1,16 @@
-"""Who may call: API key, admin key, and the id that a request is known by."""
+"""Who may call: API key and admin key."""
 
 import secrets
-import uuid
 
 from fastapi import Request
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.serving.errors import ApiError
 from headrace.serving.server_config import ServerConfig
 from headrace.serving.service import service_of
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
-REQUEST_ID = "x-request-id"
-_LONGEST_ID = 128
 
 
 def bearer(headers: Headers) -> str:
@@ -73,25 +70,3 @@ async def require_admin(request: Request) -> None:
             code="admin_off",
         )
     raise ApiError(403, f"{request.url.path} needs the admin key", code="admin_only")
-
-
-class RequestId:
-    """Answers with the X-Request-Id that came, or with a new one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        is_plain = given.isascii() and given.isprintable() and len(given) <= _LONGEST_ID
-        request_id = given if given and is_plain else uuid.uuid4().hex
-
-        async def with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            await send(message)
-
-        await self._app(scope, receive, with_id)

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from headrace.base.errors import HeadraceError
 from headrace.base.log import get_logger
 from headrace.serving import openapi
-from headrace.serving.access import ApiKey, RequestId
+from headrace.serving.access import ApiKey
 from headrace.serving.answer import INTERNAL
+from headrace.serving.answer_headers import TOLD, AnswerHeaders
 from headrace.serving.body_limits import BodyLimits
 from headrace.serving.body_route import ShortWay
 from headrace.serving.errors import ApiError, from_faults, from_headrace
@@ -49,8 +50,9 @@ def make_app(service: Service) -> FastAPI:
             allow_origins=names(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=TOLD,
         )
-    app.add_middleware(RequestId)
+    app.add_middleware(AnswerHeaders)
     return app
 
 

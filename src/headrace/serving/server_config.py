@@ -36,7 +36,7 @@ class ServerConfig:
     )
     refuse_unsupported: bool = option(
         True,
-        "refuse fields that cannot be honoured; off: they have no effect, the log warns",
+        "refuse fields that cannot be honoured; off: no effect, and answers name them",
         flag(),
     )
     max_body_bytes: int = option(

@@ -14,6 +14,7 @@ from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.request.messages import EngineInfo
 from headrace.serving.errors import ApiError, unavailable
+from headrace.serving.ignored_fields import IgnoredFields
 from headrace.serving.observability.engine_figures import EngineFigures
 from headrace.serving.observability.history import History
 from headrace.serving.observability.measures import Measures
@@ -41,7 +42,7 @@ class Service:
             metrics and status pages hang on here.
         measures, history, figures: for metrics and the status page.
         readers: how answers are read; what the model shows counts once it has loaded.
-        unknown_fields: names of request fields that were warned about.
+        ignored: fields of requests that had no effect.
     """
 
     config: ServerConfig
@@ -58,7 +59,7 @@ class Service:
     history: History = field(init=False)
     figures: EngineFigures = field(default_factory=EngineFigures)
     readers: Readers = field(init=False)
-    unknown_fields: set[str] = field(default_factory=set)
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
     rendering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from headrace.serving.anthropic.message_request import CountRequest, MessageRequ
 from headrace.serving.errors import from_faults, invalid
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
+from headrace.serving.service import Service
 
 Fields = dict[str, Any]
 
@@ -27,16 +28,14 @@ _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def as_chat(body: CountRequest, seen: set[str], *, refuses: bool = True) -> ChatRequest:
+def as_chat(body: CountRequest, service: Service) -> ChatRequest:
     """The same in OpenAI's terms.
-
-    Args:
-        seen, refuses: see `check_extra_fields`.
 
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen, elsewhere=_ELSEWHERE, refuses=refuses)
+    check_extra_fields(body, service, elsewhere=_ELSEWHERE)
+    refuses = service.config.refuse_unsupported
     messages = [each for turn in body.messages for each in _messages(turn)]
     if body.system is not None:
         messages.insert(0, {"role": "system", "content": _text(body.system, "system")})

@@ -65,7 +65,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     Args:
         fresh: an id that nothing else has.
     """
-    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE)
+    check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     prompts, is_batch = _prompts(body)
     count = len(prompts)
     if count > service.config.max_prompts:

@@ -53,8 +53,7 @@ class ChatPlan:
 
 async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
-    refuses = service.config.refuse_unsupported
-    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE, refuses=refuses)
+    check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     tools = ToolRequest.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     top = _top_logprobs(body)
     with with_names({"logprobs": "top_logprobs"}):

@@ -44,8 +44,7 @@ class CompletionPlan:
 
 async def plan_completion(service: Service, body: CompletionRequest, name: str) -> CompletionPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
-    refuses = service.config.refuse_unsupported
-    check_extra_fields(body, service.unknown_fields, elsewhere=_ELSEWHERE, refuses=refuses)
+    check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     shown = body.n or 1
     made = shown if body.best_of is None else body.best_of
     _check_best_of(body, shown, made)

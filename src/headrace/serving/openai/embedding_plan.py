@@ -18,7 +18,7 @@ async def plan_embeddings(service: Service, body: EmbeddingRequest, name: str) -
     Raises:
         ApiError, RequestError: what this server or model cannot do.
     """
-    check_extra_fields(body, service.unknown_fields)
+    check_extra_fields(body, service)
     inputs, most = body.input, service.config.max_prompts
     if len(inputs) > most:
         raise invalid(f"input has {len(inputs)} parts; at most {most} go together", "input")

@@ -1,33 +1,30 @@
 """`--no-refuse-unsupported`: what would be refused though the rest of the request can be answered.
 
 Some clients send every field they know, whether they need it or not; OpenAI's own tests do. An
-operator who serves such clients can let those fields have no effect. The log tells each of them
-once.
+operator who serves such clients can let those fields have no effect. Fields that no route has are
+left out by `check_extra_fields`; here are values.
 """
 
-from headrace.base.log import get_logger
+from collections.abc import Iterator
+
 from headrace.serving.openai.chat_messages import knows_effort
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.refused_fields import REFUSED
 from headrace.serving.openai.sampling_fields import SamplingFields
+from headrace.serving.service import Service
 
-log = get_logger(__name__)
+_LEFT_OUT = "this server cannot do that, and refuse_unsupported is off"
 
 
-def leave_out_unsupported(
-    body: SamplingFields, seen: set[str], template_variables: frozenset[str] = frozenset()
-) -> None:
-    """Take out of a request what this server cannot honour; the least it can do where a number is
-    below that.
+def leave_out_unsupported(body: SamplingFields, service: Service) -> None:
+    """Take out of a request what this server cannot do, if its operator lets that have no effect;
+    a number of tokens below 1 becomes 1.
 
     Args:
         body: is changed.
-        seen: names that were warned about already; grows, but only by names that are known here.
-        template_variables: names that the chat template asks for.
     """
-    left_out = [name for name in REFUSED if name in (body.model_extra or {})]
-    for name in left_out:
-        delattr(body, name)
+    if service.config.refuse_unsupported:
+        return
+    left_out = []
     if body.stream_options is not None and not body.stream:
         body.stream_options = None
         left_out.append("stream_options")
@@ -38,25 +35,25 @@ def leave_out_unsupported(
         if getattr(body, name, None) == 0 and not getattr(body, "echo", None):
             setattr(body, name, 1)
             left_out.append(name)
-    effort = getattr(body, "reasoning_effort", None)
-    if effort not in (None, "none") and not knows_effort(template_variables):
-        setattr(body, "reasoning_effort", None)  # noqa: B010, likewise
-        left_out.append("reasoning_effort")
-    if isinstance(body, ChatRequest) and _leaves_out_tools(body):
-        left_out.append("tools")
+    if isinstance(body, ChatRequest):
+        left_out += _leave_out_of_chat(body, service)
     if body.logit_bias:
         known = {key: bias for key, bias in body.logit_bias.items() if key.isdecimal()}
         if len(known) < len(body.logit_bias):
             body.logit_bias = known
             left_out.append("logit_bias")
     for name in left_out:
-        if name not in seen:
-            seen.add(name)
-            log.warning(
-                "A request asks for what this server cannot do with %s, which is left out, as "
-                "refuse_unsupported is off",
-                name,
-            )
+        service.ignored.add(name, _LEFT_OUT)
+
+
+def _leave_out_of_chat(body: ChatRequest, service: Service) -> Iterator[str]:
+    tokenizer = service.tokenizer
+    variables = frozenset[str]() if tokenizer is None else tokenizer.template_variables
+    if body.reasoning_effort not in (None, "none") and not knows_effort(variables):
+        body.reasoning_effort = None
+        yield "reasoning_effort"
+    if _leaves_out_tools(body):
+        yield "tools"
 
 
 def _leaves_out_tools(body: ChatRequest) -> bool:

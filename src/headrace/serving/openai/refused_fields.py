@@ -1,20 +1,19 @@
 """Fields that clients send and this server has no code for: refused, never ignored in silence.
 
-Three kinds: what would change the answer is refused with the reason, or the name it has here; what
-cannot change it is taken and has no effect; what nobody here has heard of is taken too, as OpenAI's
-clients expect of compatible servers, with a warning in the log.
+What would change the answer is refused with the reason, or the name it has here; so is a name that
+is nearly one of ours. What cannot change the answer is taken. What nobody here has heard of is
+taken too, as clients of other servers expect, and the answer names it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 from pydantic import BaseModel
 
-from headrace.base.log import get_logger
-from headrace.base.shown import shown
 from headrace.request.other_words import ABSENT, FIELD_WORDS
 from headrace.serving.errors import invalid
-
-log = get_logger(__name__)
+from headrace.serving.ignored_fields import MOST_TOLD
+from headrace.serving.service import Service
 
 _NOT_HERE = "this version does not have it"
 OF_CHATS = "/v1/chat/completions has it"
@@ -71,6 +70,9 @@ NEUTRAL = {
     "top_n_sigma": (-1, 0),
     "verbosity": ("medium",),
 }
+_NEAR = 0.9  # of difflib: temprature, maxTokens; not top_a, which is another filter than top_p
+_LONGEST = 64  # characters of a name that is compared with ours
+
 WITHOUT_EFFECT = frozenset(
     {
         "guided_decoding_backend",
@@ -88,38 +90,39 @@ WITHOUT_EFFECT = frozenset(
 
 
 def check_extra_fields(
-    body: BaseModel,
-    seen: set[str],
-    *,
-    elsewhere: Mapping[str, str] | None = None,
-    refuses: bool = True,
+    body: BaseModel, service: Service, *, elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse or warn of the fields that the request model does not have.
+    """Refuse, or let be without effect, the fields that the request model does not have.
 
     Args:
-        seen: unknown names that were warned about already; grows, up to a bound.
         elsewhere: names that another route has -> why they are none of this one.
-        refuses: else there is only the warning.
 
     Raises:
-        ApiError: 400 for a field that would change the answer.
+        ApiError: 400 for a field that would change the answer, or is misspelt.
     """
-    for name, value in (body.model_extra or {}).items():
-        if name in WITHOUT_EFFECT:
+    for place, (name, value) in enumerate((body.model_extra or {}).items()):
+        if name in WITHOUT_EFFECT or _asks_nothing(name, value):
             continue
         why = (elsewhere or {}).get(name) or REFUSED.get(name)
-        if why is None or not refuses:
-            if name not in seen and len(seen) < 1000:
-                seen.add(name)
-                answer = FIELD_WORDS.answer(name, type(body).model_fields)
-                log.warning(
-                    "A request brings the unknown field %s, which has no effect%s",
-                    shown(name),
-                    f" ({answer})" if answer else "",
-                )
-            continue
-        if not _asks_nothing(name, value):
+        if why is None and place < MOST_TOLD:  # a body may have any number of fields
+            why = _misspelt(name, type(body).model_fields)
+        if why is None:
+            service.ignored.add(name, "nobody here knows it")
+        elif service.config.refuse_unsupported:
             raise invalid(f"{name} is not supported: {why}", name)
+        else:
+            service.ignored.add(name, why)
+
+
+def _misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Of a name that differs from a field in a letter, or in how it joins words, which is meant."""
+    fields = {_letters(field): field for field in known}
+    close = get_close_matches(_letters(name[:_LONGEST]), fields, n=1, cutoff=_NEAR)
+    return f"did you mean {fields[close[0]]}?" if close else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def _asks_nothing(name: str, value: object) -> bool:

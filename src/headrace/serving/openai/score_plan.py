@@ -35,7 +35,7 @@ class ScorePlan:
 
 async def plan_scores(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
-    check_extra_fields(body, service.unknown_fields)
+    check_extra_fields(body, service)
     given = [field for field in (*_OF_TOKENS, *_OF_TEXTS) if getattr(body, field) is not None]
     if given == list(_OF_TOKENS):
         return await _plan_tokens(service, body, name)

@@ -8,9 +8,15 @@ from pydantic import ValidationError
 from headrace.base.shown import shown
 from headrace.serving.errors import from_faults, invalid
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.refused_fields import NEUTRAL, OF_CHATS, check_extra_fields
+from headrace.serving.openai.refused_fields import (
+    NEUTRAL,
+    OF_CHATS,
+    REFUSED,
+    check_extra_fields,
+)
 from headrace.serving.responses.input_items import as_messages
 from headrace.serving.responses.response_request import ResponseRequest
+from headrace.serving.service import Service
 
 Fields = dict[str, Any]
 
@@ -30,19 +36,19 @@ _NOT_STORED = "nothing is stored here; send the whole conversation as input"
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def as_chat(body: ResponseRequest, seen: set[str], *, refuses: bool = True) -> ChatRequest:
+def as_chat(body: ResponseRequest, service: Service) -> ChatRequest:
     """The same in the terms of chats.
-
-    Args:
-        seen, refuses: see `check_extra_fields`.
 
     Raises:
         ApiError: 400 for what has no meaning here.
     """
-    check_extra_fields(body, seen, elsewhere=_ELSEWHERE, refuses=refuses)
+    check_extra_fields(body, service, elsewhere=_ELSEWHERE)
+    refuses = service.config.refuse_unsupported
     _check_what_is_not_here(body)
-    if refuses and (body.text or {}).get("verbosity") not in (None, *NEUTRAL["verbosity"]):
-        raise invalid("text.verbosity is not supported: this version does not have it", "text")
+    if (body.text or {}).get("verbosity") not in (None, *NEUTRAL["verbosity"]):
+        if refuses:
+            raise invalid(f"text.verbosity is not supported: {REFUSED['verbosity']}", "text")
+        service.ignored.add("text.verbosity", REFUSED["verbosity"])
     fields: Fields = {
         "messages": as_messages(body.instructions, body.input),
         "max_completion_tokens": body.max_output_tokens,

@@ -15,7 +15,6 @@ from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.replies import ChatCompletion
 from headrace.serving.openapi import replies
-from headrace.serving.prompts import tokenizer_of
 from headrace.serving.service import Service, service_of
 
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
@@ -30,9 +29,7 @@ async def create_chat_completion(
     model = service.check_model(body.model)
     service.ready_engine()
     name = body.rid or body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
-    if not service.config.refuse_unsupported:
-        known = tokenizer_of(service).template_variables
-        leave_out_unsupported(body, service.unknown_fields, known)
+    leave_out_unsupported(body, service)
     plan = await plan_chat(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)

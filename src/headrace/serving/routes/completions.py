@@ -29,8 +29,7 @@ async def create_completion(
     model = service.check_model(body.model)
     service.ready_engine()
     name = body.rid or body.request_id or f"cmpl-{uuid.uuid4().hex}"
-    if not service.config.refuse_unsupported:
-        leave_out_unsupported(body, service.unknown_fields)
+    leave_out_unsupported(body, service)
     plan = await plan_completion(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, plan.submits, name=name, route=ROUTE, streams=streams)

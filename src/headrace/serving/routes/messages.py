@@ -31,11 +31,9 @@ async def create_message(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"msg_{uuid.uuid4().hex}"
-    refuses = service.config.refuse_unsupported
     with with_names(NAMES):
-        chat = as_chat(body, service.unknown_fields, refuses=refuses)
-        if not refuses:
-            leave_out_unsupported(chat, service.unknown_fields)
+        chat = as_chat(body, service)
+        leave_out_unsupported(chat, service)
         plan = await plan_chat(service, chat, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
@@ -54,10 +52,8 @@ async def count_tokens(
 ) -> Response:
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
-    refuses = service.config.refuse_unsupported
-    chat = as_chat(body, service.unknown_fields, refuses=refuses)
-    if not refuses:
-        leave_out_unsupported(chat, service.unknown_fields)
+    chat = as_chat(body, service)
+    leave_out_unsupported(chat, service)
     text = await chat_prompt(service, chat)
     ids = await encode(service, text, add_special_tokens=False, must_fit=False)
     return json_response({"input_tokens": len(ids)})

@@ -13,7 +13,6 @@ from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import plan_chat
 from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openapi import replies
-from headrace.serving.prompts import tokenizer_of
 from headrace.serving.responses.as_chat import NAMES, as_chat
 from headrace.serving.responses.response_reply import ResponseReply
 from headrace.serving.responses.response_request import ResponseRequest
@@ -31,12 +30,9 @@ async def create_response(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"resp_{uuid.uuid4().hex}"
-    refuses = service.config.refuse_unsupported
     with with_names(NAMES):
-        chat = as_chat(body, service.unknown_fields, refuses=refuses)
-        if not refuses:
-            known = tokenizer_of(service).template_variables
-            leave_out_unsupported(chat, service.unknown_fields, known)
+        chat = as_chat(body, service)
+        leave_out_unsupported(chat, service)
         plan = await plan_chat(service, chat, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)

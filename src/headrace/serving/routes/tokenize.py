@@ -13,6 +13,7 @@ from headrace.serving.errors import invalid
 from headrace.serving.openai.chat_plan import chat_prompt
 from headrace.serving.openai.chat_request import ChatRequest, Message
 from headrace.serving.openai.field_types import IntegerLists, Integers, Objects, Texts
+from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import decode, encode, tokenizer_of
 from headrace.serving.service import Service, service_of
@@ -53,6 +54,7 @@ async def tokenize(
 ) -> Response:
     """Token ids, how many they are, and how many the context holds."""
     service.check_model(body.model)
+    check_extra_fields(body, service)
     tokenizer = tokenizer_of(service)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Send prompt or messages, one of them", "prompt")
@@ -85,6 +87,7 @@ async def detokenize(
 ) -> Response:
     """The text, under the two names that clients look for."""
     service.check_model(body.model)
+    check_extra_fields(body, service)
     is_many = bool(body.tokens) and isinstance(body.tokens[0], list)
     listed: list[Any] = body.tokens if is_many else [body.tokens]
     _check_count(service, listed, "tokens")
