@@ -76,6 +76,17 @@ def test_a_tokenizer_alone(tmp_path):
     assert open_tokenizer(EngineConfig(model=str(model))).tokenizer_json.parent == model
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "x.gguf", "tokenizer.json"])
+def test_a_pointer_of_git_in_place_of_a_file(tmp_path, name):
+    """transformers#27923, ollama#5245: HeaderTooLarge, or a magic number of 'vers'."""
+    if name != "x.gguf":
+        write_folder(tmp_path, random_weights())
+        write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>"})
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS.*git lfs pull"):
+        _ = open_checkpoint(tmp_path).tokenizer_source
+
+
 def test_pickled_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")

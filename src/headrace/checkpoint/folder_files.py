@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.checkpoint.json_shapes import TokenizerConfig
+from headrace.checkpoint.lfs_pointer import refuse_pointer
 from headrace.config.tokenizer_source import TokenizerSource
 
 SUPPORTED_FORMATS = "Supported: .safetensors in float32, bfloat16 or float16, and .gguf files"
@@ -166,6 +167,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        refuse_pointer(path)
         raise CheckpointError(
             f"{path} is not the JSON it should be",
             why=str(error),

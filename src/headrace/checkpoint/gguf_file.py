@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.checkpoint.gguf_types import GGML_TYPES, GgmlType
+from headrace.checkpoint.lfs_pointer import refuse_pointer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -160,6 +161,7 @@ class _Cursor:
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     if cursor.data[:4] != MAGIC:
+        refuse_pointer(cursor.path)
         raise CheckpointError(
             f"{cursor.path} is not a GGUF file",
             why=f"It starts with {cursor.data[:4]!r} in place of {MAGIC!r}",

@@ -28,6 +28,7 @@ from headrace.checkpoint.folder_files import (
 )
 from headrace.checkpoint.interface import TensorEntry
 from headrace.checkpoint.json_shapes import GenerationConfig, ModelConfig, WeightIndex
+from headrace.checkpoint.lfs_pointer import refuse_pointer
 from headrace.config.tokenizer_source import TokenizerSource
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -176,6 +177,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read", why=str(error)) from error
     if not header:
+        refuse_pointer(file)
         raise CheckpointError(
             f"{file} is truncated or not a safetensors file: its header does not fit in it",
             remedy=_COPY_AGAIN,
