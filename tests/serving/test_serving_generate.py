@@ -41,6 +41,11 @@ def test_a_batch_is_a_list(http, value) -> None:
     assert [each["meta_info"]["prompt_tokens"] for each in reply] == [1] * len(value)
 
 
+def test_a_field_that_is_null_is_not_there(http, engine) -> None:
+    names = ("stream", "sampling_params", "return_logprob", "return_text_in_logprobs", "rid")
+    assert post(http, text="a", **dict.fromkeys(names))["text"] == "Hello you"
+
+
 def test_token_ids(http, engine) -> None:
     assert isinstance(post(http, input_ids=[5, 6]), dict)
     assert len(post(http, input_ids=[[5, 6], [7]])) == 2

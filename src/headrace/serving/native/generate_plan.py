@@ -189,7 +189,7 @@ def _logprobs(body: GenerateRequest, place: int, count: int, most: int) -> Logpr
         start=None if start in (None, -1) else start,
         top=top,
         ids=tuple(ids),
-        with_text=body.return_text_in_logprobs,
+        with_text=bool(body.return_text_in_logprobs),
     )
 
 

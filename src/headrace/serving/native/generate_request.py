@@ -23,12 +23,12 @@ class GenerateRequest(BaseModel):
     input_ids: Any = Field(None, description="token ids, or a list of lists of them")
     sampling_params: dict[str, Any] | Objects | None = None
     rid: str | Texts | None = None
-    stream: bool = False
+    stream: bool | None = None
     return_logprob: bool | Switches | None = None
     logprob_start_len: int | Integers | None = None
     top_logprobs_num: int | Integers | None = None
     token_ids_logprob: Integers | IntegerLists | None = None
-    return_text_in_logprobs: bool = False
+    return_text_in_logprobs: bool | None = None
     return_hidden_states: bool | str | SwitchesOrTexts | None = Field(
         None, description="true: of all positions; last: of output tokens"
     )

@@ -152,12 +152,16 @@ class ChatReply:
         )
 
     def _event(self, choice: ChatChunkChoice, prompt_ids: list[int] | UnsetType = UNSET) -> bytes:
-        counts = self._usage() if self._body.continuous_usage else UNSET
+        body = self._body
+        not_yet = None if body.includes_usage else UNSET  # as OpenAI has it
+        counts = self._usage() if body.continuous_usage else not_yet
         chunk = self._wrapped([choice], counts)
         chunk.prompt_token_ids = prompt_ids
         return event_of(chunk)
 
-    def _wrapped(self, choices: list[ChatChunkChoice], counts: Usage | UnsetType) -> ChatChunk:
+    def _wrapped(
+        self, choices: list[ChatChunkChoice], counts: Usage | UnsetType | None
+    ) -> ChatChunk:
         return ChatChunk(
             id=self._generation.record.id,
             created=self._created,

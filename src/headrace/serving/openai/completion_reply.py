@@ -86,10 +86,12 @@ class CompletionReply:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """What comes, the ending of each choice once, usage if asked, [DONE]."""
+        body = self._body
+        not_yet = None if body.includes_usage else UNSET  # as OpenAI has it
         async for _, _, chunk in self._chunks():
-            counts = self._usage() if self._body.continuous_usage else UNSET
+            counts = self._usage() if body.continuous_usage else not_yet
             yield event_of(self._wrapped([chunk], counts))
-        if self._body.includes_usage:
+        if body.includes_usage:
             yield event_of(self._wrapped([], self._usage()))
         yield DONE
 
@@ -159,7 +161,9 @@ class CompletionReply:
         new, progress.offset = completion_entries(ids, entries, top, self._names, progress.offset)
         _extend(told, new)
 
-    def _wrapped(self, choices: list[CompletionChoice], counts: Usage | UnsetType) -> Completion:
+    def _wrapped(
+        self, choices: list[CompletionChoice], counts: Usage | UnsetType | None
+    ) -> Completion:
         return Completion(
             id=self._generation.record.id,
             created=self._created,

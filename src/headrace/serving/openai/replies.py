@@ -75,7 +75,7 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | None = None
-    usage: Usage | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 # ---- /v1/chat/completions
@@ -181,7 +181,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
-    usage: Usage | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

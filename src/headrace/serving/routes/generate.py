@@ -27,6 +27,7 @@ async def generate(
     """Continue texts or token ids; one prompt gives one object, a batch a list of them."""
     service.ready_engine()
     plan = await plan_generate(service, body, uuid.uuid4().hex)
-    generation = Generation(service, plan.submits, name=plan.name, route=ROUTE, streams=body.stream)
+    streams = bool(body.stream)
+    generation = Generation(service, plan.submits, name=plan.name, route=ROUTE, streams=streams)
     reply = GenerateReply(service, plan, generation)
-    return Answer(generation, reply, streams=body.stream, ping_seconds=service.config.ping_seconds)
+    return Answer(generation, reply, streams=streams, ping_seconds=service.config.ping_seconds)
