@@ -431,7 +431,7 @@ def test_more_states_than_a_step_may_leave_are_refused(
 ) -> None:
     engine = engine_of(llama, chunked_prefill_size=40)
     memory = engine.settled.hardware.memory_bytes
-    monkeypatch.setattr("headrace.engine.prompts.STATES_SHARE", (40 * 2 * 32 * 4 + 0.5) / memory)
+    monkeypatch.setattr("headrace.engine.options.STATES_SHARE", (40 * 2 * 32 * 4 + 0.5) / memory)
     prompt = list(range(60))
     for params in (asking("all", (0, -1)), asking("all", (1,)), asking("last", EVERY)):
         llama.check(run_all(engine, [prompt], [params])[0], params)

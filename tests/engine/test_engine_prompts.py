@@ -1,7 +1,7 @@
 import pytest
 
 from headrace.base.errors import RequestError
-from headrace.engine.prompts import check_allowed
+from headrace.engine.options import check_allowed
 from headrace.request.sampling_params import SamplingParams
 
 ENDS = frozenset({7, 8})

@@ -256,7 +256,7 @@ def test_logprobs_are_raw_as_ever(llm: LLM) -> None:
         ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json_schema": {"$ref": "#"}}, "Circular"),
         ({"regex": "(a"}, "not closed"),
-        ({"regex": "(?=a)"}, "Lookahead"),
+        ({"regex": "(?=a)"}, "look-around"),
         ({"grammar": "root ::= missing"}, "not a grammar"),
         ({"structural_tag": {"type": "x"}}, "structural_tag"),
     ],

@@ -15,21 +15,17 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.dumping import StepDumper
 from headrace.engine.explanation import explanation_of, sampling_defaults, uncovered_decode
+from headrace.engine.figures import load_of, stats_of
 from headrace.engine.interrupts import interrupts_held
-from headrace.engine.profiling import StepProfiler
-from headrace.engine.prompts import (
-    Prompt,
+from headrace.engine.options import (
     bad_words,
-    check_allowed,
     check_end_tokens,
-    check_params,
-    check_routing,
     check_states,
-    check_structured,
+    checked_stop_ids,
     default_params,
-    prompt_token_ids,
-    stop_ids,
 )
+from headrace.engine.profiling import StepProfiler
+from headrace.engine.prompts import Prompt, prompt_token_ids
 from headrace.engine.requests import PreparedRequest, RequestHandle
 from headrace.engine.sequence_output import SequenceOutput
 from headrace.engine.vocabulary import (
@@ -49,7 +45,6 @@ from headrace.runner.worker import TpModelWorker
 from headrace.scheduler.admission import Admission
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Scheduler
-from headrace.text.output_text import OutputText
 
 log = get_logger(__name__)
 
@@ -136,12 +131,7 @@ class Engine:
         """
         if params.logit_bias:
             params = replace(params)  # its dict is in the caller's hands: keep one of our own
-        check_params(params, self.tokenizer, self.vocab_size)
-        traits, plan = self.settled.persona.traits, self.settled.plan
-        check_routing(params, traits, is_kept=plan.routed_experts.value)
-        ends = stop_ids(params, self.eos_token_ids)
-        check_allowed(params, ends)
-        check_structured(params, self.tokenizer, ends)
+        ends = checked_stop_ids(params, self.settled, self.tokenizer, self.eos_token_ids)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         check_states(params, len(ids), self.settled)
         self.scheduler.lengths.check(len(ids), params.max_tokens or max(1, params.min_tokens))
@@ -193,7 +183,7 @@ class Engine:
             pooling=prepared.pooling,
         )
         outputs = [
-            self._sequence_output(request, index, prepared.stop_ids)
+            SequenceOutput.of(request, index, self.tokenizer, prepared.stop_ids)
             for index in range(prepared.params.n)
         ]
         with interrupts_held():
@@ -287,44 +277,11 @@ class Engine:
 
     def load(self) -> Load:
         """How busy it is; cheap enough for every turn."""
-        keeper, chooser = self.scheduler.keeper, self.scheduler.chooser
-        return Load(
-            running=len(chooser.running),
-            waiting=len(chooser.waiting),
-            pages_total=keeper.allocator.total,
-            pages_free=keeper.allocator.available,
-            pages_cached=keeper.cache.held_pages,
-            pages_evictable=keeper.cache.evictable_pages,
-            prompt_tokens=keeper.queried_tokens,
-            cached_tokens=keeper.hit_tokens,
-            output_tokens=self.scheduler.counts["output_tokens"],
-            retractions=chooser.retractions,
-            kv_canary_violations=self.scheduler.counts["kv_canary_violations"],
-        )
+        return load_of(self.scheduler)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start and the state of memory now."""
-        keeper, selector = self.scheduler.keeper, self.worker.runner.selector
-        return {
-            **self.scheduler.counts,
-            **self.grammars.stats(),
-            "running": len(self.scheduler.chooser.running),
-            "waiting": len(self.scheduler.chooser.waiting),
-            "pages_total": keeper.allocator.total,
-            "pages_free": keeper.allocator.available,
-            "pages_cached": keeper.cache.held_pages,
-            "pages_evictable": keeper.cache.evictable_pages,
-            "page_size": keeper.page_size,
-            "prompt_tokens_queried": keeper.queried_tokens,
-            "prompt_tokens_cached": keeper.hit_tokens,
-            "retractions": self.scheduler.chooser.retractions,
-            "paths": [
-                {"path": path, "refused": refused, "steps": steps}
-                for (path, refused), steps in selector.counts.items()
-            ],
-            "path_seconds": dict(self.scheduler.history.path_seconds),
-            "observers": self.worker.runner.observers.stats(),
-        }
+        return stats_of(self.scheduler, self.grammars)
 
     def _forget_ended(self) -> list[RequestHandle]:
         return [self._handles.pop(request_id) for request_id in self.scheduler.take_ended()]
@@ -332,27 +289,6 @@ class Engine:
     def _room(self, prompt_length: int, params: SamplingParams, default: int | None) -> int:
         room = self.scheduler.lengths.longest_output(prompt_length)
         return room if default is None else min(max(default, params.min_tokens), room)
-
-    def _sequence_output(
-        self, request: Request, index: int, hidden_ids: frozenset[int]
-    ) -> SequenceOutput:
-        params = request.params
-        text = None
-        if self.tokenizer is not None and request.pooling is None:
-            text = OutputText(
-                self.tokenizer,
-                request.prompt_token_ids,
-                stops=tuple(params.stop),
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-            )
-        return SequenceOutput(
-            index,
-            text,
-            hidden_ids=hidden_ids,
-            keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
-        )
 
 
 def _log_start(settled: Settled, worker: TpModelWorker) -> None:

@@ -7,7 +7,7 @@ from headrace.base.decision import Decision
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.engine.prompts import default_params
+from headrace.engine.options import default_params
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_table import MemoryTable, memory_table

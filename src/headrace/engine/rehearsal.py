@@ -22,7 +22,8 @@ from headrace.batch.rows import RowStart
 from headrace.config.persona import Persona
 from headrace.engine.batch_explanation import BatchExplanation, ForeseenSteps
 from headrace.engine.engine import Engine
-from headrace.engine.prompts import Prompt, check_structured, stop_ids
+from headrace.engine.options import check_structured, stop_ids
+from headrace.engine.prompts import Prompt
 from headrace.engine.requests import PreparedRequest
 from headrace.execution.token_ring import InFlight
 from headrace.memory.arena import Arena

@@ -1,6 +1,7 @@
 """The text side of one sequence: takes tokens from the scheduler, gives pieces and an output."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,9 @@ from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
+from headrace.request.request import Request
 from headrace.text.output_text import OutputText
+from headrace.text.tokenizer import Tokenizer
 
 
 class SequenceOutput:
@@ -42,6 +45,33 @@ class SequenceOutput:
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
         self._prompt_taken = self._ending_taken = False
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer | None,
+        hidden_ids: frozenset[int],
+    ) -> Self:
+        """That of one continuation of a request."""
+        params = request.params
+        text = None
+        if tokenizer is not None and request.pooling is None:
+            text = OutputText(
+                tokenizer,
+                request.prompt_token_ids,
+                stops=tuple(params.stop),
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+            )
+        return cls(
+            index,
+            text,
+            hidden_ids=hidden_ids,
+            keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
+        )
 
     # ---- from the scheduler
 
