@@ -120,6 +120,15 @@ def from_prompt(error: HeadraceError, place: int | None, param: str | None = Non
 
 
 @contextmanager
+def of_prompt(place: int | None, param: str | None = None) -> Iterator[None]:
+    """Errors of the engine that come out of it become answers; see `from_prompt`."""
+    try:
+        yield
+    except HeadraceError as error:
+        raise from_prompt(error, place, param) from error
+
+
+@contextmanager
 def with_names(names: Mapping[str, str]) -> Iterator[None]:
     """Errors that come out of it name the fields as the sender knows them.
 

@@ -5,15 +5,15 @@ Leaving the flow early, by a disconnect or an error, aborts what still runs.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
 from headrace.request.outcome import OF_REQUEST, Finished
-from headrace.serving.errors import ApiError, from_prompt, invalid
+from headrace.serving.errors import ApiError, from_prompt, invalid, of_prompt
 from headrace.serving.records import RequestRecord
 from headrace.serving.service import Service
 
@@ -73,7 +73,7 @@ class Generation:
         """(place of the prompt, what is new of one of its continuations), as they come."""
         for place, first in enumerate(self._firsts):
             yield place, self._counted(place, first)
-        with _as_api_errors():
+        with of_prompt(None):
             if len(self._streams) == 1:
                 async for delta in self._streams[0]:
                     yield 0, self._counted(0, delta)
@@ -138,15 +138,6 @@ class Generation:
         service.end(record)
 
 
-@contextmanager
-def _as_api_errors(place: int | None = None) -> Iterator[None]:
-    """Around calls of the engine: its errors become answers, of several prompts with the place."""
-    try:
-        yield
-    except HeadraceError as error:
-        raise from_prompt(error, place) from error
-
-
 def _failure(ending: Finished) -> ApiError:
     """The answer to a sequence that could not go on: a fault of what was asked, or ours."""
     if ending.stop_reason == OF_REQUEST:
@@ -175,7 +166,7 @@ async def _accepted(streams: Sequence[Deltas]) -> list[Delta]:
     """The first delta of each; the first failure ends the others and is raised."""
 
     async def first(place: int | None, stream: Deltas) -> Delta:
-        with _as_api_errors(place):
+        with of_prompt(place):
             return await anext(stream)
 
     if len(streams) == 1:

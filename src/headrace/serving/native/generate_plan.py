@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.other_words import FIELD_WORDS, FORMS, SGLANG_NAMES
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.errors import invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.native.generate_request import GenerateRequest
-from headrace.serving.openai.completion_request import Prompt, listed_prompts
+from headrace.serving.openai.prompt_field import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
 from headrace.serving.openai.sampling_fields import token_biases
 from headrace.serving.openai.structured_fields import of_plain_fields, one_form
@@ -73,7 +72,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     rids = _rids(body, count, fresh)
     submits, logprobs = [], []
     for place, prompt in enumerate(prompts):
-        try:
+        with of_prompt(place if is_batch else None):
             asked = _logprobs(body, place, count, service.config.max_logprobs)
             params = _params(_of(body.sampling_params, place, count, "sampling_params"), service)
             params = _with_logprobs(params, asked)
@@ -85,8 +84,6 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
                 if isinstance(prompt, str)
                 else prompt
             )
-        except RequestError as error:
-            raise from_prompt(error, place if is_batch else None) from error
         logprobs.append(asked)
         submits.append(
             Submit(

@@ -1,17 +1,19 @@
 """From a completion request to what runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.other_words import FIELD_WORDS
-from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.errors import invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.completion_request import CompletionRequest, Prompt
+from headrace.serving.openai.completion_request import CompletionRequest
+from headrace.serving.openai.prompt_field import Prompt
+from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
-from headrace.serving.prompts import decode, encode
+from headrace.serving.prompts import decode
 from headrace.serving.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -69,45 +71,37 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
             f"{service.config.max_prompts}",
             "prompt",
         )
-    special = body.add_special_tokens is not False
-    submits, echoes = [], []
-    for place, prompt in enumerate(prompts):
-        try:
-            ids = (
-                await encode(service, prompt, add_special_tokens=special)
-                if isinstance(prompt, str)
-                else prompt
-            )
-            echoes.append(await _echo(service, prompt) if body.echo else "")
-        except RequestError as error:
-            raise from_prompt(error, None if len(prompts) == 1 else place, "prompt") from error
-        submits.append(
-            Submit(
-                request_id=name if len(prompts) == 1 else f"{name}/{place}",
-                prompt_token_ids=ids,
-                params=params,
-                prompt_text=prompt if isinstance(prompt, str) else None,
-                default_max_tokens=DEFAULT_MAX_TOKENS,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-            )
-        )
+    submits = await submits_of(
+        service,
+        prompts,
+        name,
+        add_special_tokens=body.add_special_tokens is not False,
+        field="prompt",
+        params=params,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
     check_states(service, submits)
     return CompletionPlan(
         submits=tuple(submits),
-        echoes=tuple(echoes),
+        echoes=await _echoes(service, prompts) if body.echo else ("",) * len(prompts),
         shown=shown,
         top_logprobs=body.logprobs,
         drops_output=drops_output,
     )
 
 
-async def _echo(service: Service, prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if service.tokenizer is None:
-        return ""
-    return await decode(service, prompt, skip_special_tokens=False)
+async def _echoes(service: Service, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """The text of each; of token ids without a tokenizer there is none."""
+    texts = []
+    for place, prompt in enumerate(prompts):
+        text = prompt if isinstance(prompt, str) else ""
+        if not isinstance(prompt, str) and service.tokenizer is not None:
+            with of_prompt(None if len(prompts) == 1 else place, "prompt"):
+                text = await decode(service, prompt, skip_special_tokens=False)
+        texts.append(text)
+    return tuple(texts)
 
 
 def _check_best_of(body: CompletionRequest, shown: int, made: int) -> None:

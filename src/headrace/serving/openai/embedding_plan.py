@@ -1,12 +1,11 @@
 """From an embedding request to what runs."""
 
-from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
-from headrace.serving.errors import from_prompt, invalid
+from headrace.serving.errors import invalid
 from headrace.serving.openai.embedding_request import EmbeddingRequest
+from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import check_extra_fields
-from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
 _POOLING = ("pooling", "normalize", "dimensions")
@@ -24,22 +23,13 @@ async def plan_embeddings(service: Service, body: EmbeddingRequest, name: str) -
         raise invalid(f"input has {len(inputs)} parts; at most {most} go together", "input")
     given = {field: getattr(body, field) for field in _POOLING}
     pooling = PoolingParams(**{field: value for field, value in given.items() if value is not None})
-    special = body.add_special_tokens is not False
-    submits = []
-    for place, part in enumerate(inputs):
-        try:
-            is_text = isinstance(part, str)
-            ids = await encode(service, part, add_special_tokens=special) if is_text else part
-        except RequestError as error:
-            raise from_prompt(error, None if len(inputs) == 1 else place, "input") from error
-        submits.append(
-            Submit(
-                request_id=name if len(inputs) == 1 else f"{name}/{place}",
-                prompt_token_ids=ids,
-                prompt_text=part if is_text else None,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                pooling=pooling,
-            )
-        )
-    return submits
+    return await submits_of(
+        service,
+        inputs,
+        name,
+        add_special_tokens=body.add_special_tokens is not False,
+        field="input",
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        pooling=pooling,
+    )

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from headrace.serving.openai.completion_request import PromptField
+from headrace.serving.openai.prompt_field import PromptField
 
 
 class EmbeddingRequest(BaseModel):

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headrace.base.errors import RequestError
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import ApiError, from_prompt, invalid, with_names
-from headrace.serving.openai.completion_request import Prompt
+from headrace.serving.errors import ApiError, invalid, with_names
+from headrace.serving.openai.prompt_field import Prompt
+from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.score_request import ScoreRequest
-from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
 _OF_TOKENS = ("query", "items", "label_token_ids")
@@ -106,35 +106,16 @@ async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScoreP
 
 
 async def _submits(
-    service: Service,
-    body: ScoreRequest,
-    name: str,
-    prompts: Sequence[Prompt],
-    *,
-    params: SamplingParams | None = None,
-    pooling: PoolingParams | None = None,
+    service: Service, body: ScoreRequest, name: str, prompts: Sequence[Prompt], **options: Any
 ) -> list[Submit]:
     _check_count(service, prompts)
-    special, submits = body.add_special_tokens is not False, []
-    for place, prompt in enumerate(prompts):
-        text = prompt if isinstance(prompt, str) else None
-        try:
-            ids = (
-                await encode(service, prompt, add_special_tokens=special)
-                if isinstance(prompt, str)
-                else prompt
-            )
-        except RequestError as error:
-            raise from_prompt(error, place) from error
-        submits.append(
-            Submit(
-                request_id=f"{name}/{place}",
-                prompt_token_ids=ids,
-                params=params or SamplingParams(),
-                prompt_text=text,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                pooling=pooling,
-            )
-        )
-    return submits
+    return await submits_of(
+        service,
+        prompts,
+        name,
+        add_special_tokens=body.add_special_tokens is not False,
+        field="text_1" if body.text_1 is not None else "items",
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        **options,
+    )

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from headrace.serving.openai.completion_request import PromptField
 from headrace.serving.openai.field_types import Integers, Texts
+from headrace.serving.openai.prompt_field import PromptField
 
 
 class ScoreRequest(BaseModel):
