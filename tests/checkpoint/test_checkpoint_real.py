@@ -37,7 +37,7 @@ def test_smollm2(smollm2):
     assert len(smollm2.tensors) == 30 * 9 + 2
     assert smollm2.tensors["model.embed_tokens.weight"].shape == (49152, 576)
     source = smollm2.tokenizer_source
-    assert source.eos_token_ids == (2,)
+    assert source.eos_token_ids == (0, 2)
     assert source.gguf.tokens[2] == "<|im_end|>"
     assert len(source.gguf.merges) == 48900
     assert "<|im_start|>" in source.chat_template
