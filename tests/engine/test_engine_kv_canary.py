@@ -22,7 +22,7 @@ from canary_faults import (
 from tiny_engine import make_engine, run_all
 
 from headrace.engine.engine import Engine
-from headrace.memory.radix_cache import CacheKey
+from headrace.memory.radix_node import CacheKey
 from headrace.observers.tap import NO_TAPS
 from headrace.request.sampling_params import SamplingParams
 

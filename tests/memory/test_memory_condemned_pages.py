@@ -6,7 +6,8 @@ import pytest
 
 from headrace.memory.integrity import check_integrity
 from headrace.memory.page_allocator import PageAllocator
-from headrace.memory.radix_cache import CacheKey, RadixCache, RadixNode
+from headrace.memory.radix_cache import RadixCache
+from headrace.memory.radix_node import CacheKey, RadixNode
 
 KEY = CacheKey()
 

@@ -6,7 +6,8 @@ import pytest
 
 from headrace.memory.integrity import check_integrity
 from headrace.memory.page_allocator import PageAllocator
-from headrace.memory.radix_cache import CacheKey, InsertResult, RadixCache, RadixNode
+from headrace.memory.radix_cache import InsertResult, RadixCache
+from headrace.memory.radix_node import CacheKey, RadixNode
 
 KEY = CacheKey()
 

@@ -13,7 +13,8 @@ import pytest
 from headrace.memory.arena import Arena
 from headrace.memory.integrity import check_integrity
 from headrace.memory.page_allocator import PageAllocator
-from headrace.memory.radix_cache import CacheKey, RadixCache, RadixNode
+from headrace.memory.radix_cache import RadixCache
+from headrace.memory.radix_node import CacheKey, RadixNode
 from headrace.memory.req_to_token import ReqToTokenPool
 
 OPERATIONS = 10_000

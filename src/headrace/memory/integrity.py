@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from headrace.memory.page_allocator import PageAllocator
-from headrace.memory.radix_cache import RadixCache, RadixNode
+from headrace.memory.radix_cache import RadixCache
+from headrace.memory.radix_node import RadixNode
 from headrace.memory.req_to_token import ReqToTokenPool
 
 

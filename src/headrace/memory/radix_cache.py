@@ -9,50 +9,14 @@ it back to the allocator. A sequence that reads pages of the tree holds a lock o
 it reads, and a locked node and all its ancestors stay.
 """
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress, count
 from operator import ne
 
+from headrace.memory.eviction_queue import EvictionQueue
 from headrace.memory.page_allocator import PageAllocator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheKey:
-    """The namespace of a prefix: equal tokens give equal KV only where all of this is equal too.
-
-    `adapter` is the LoRA adapter, `salt` a secret that keeps tenants apart, `weights_version`
-    counts weight updates.
-    """
-
-    adapter: str | None = None
-    salt: str = ""
-    weights_version: int = 0
-
-
-EdgeKey = tuple[CacheKey | None, tuple[int, ...]]
-
-
-@dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class RadixNode:
-    """A run of pages that every holder of the node reads, and the handle that sequences lock.
-
-    `tokens` and `pages` are the node's own run only: `len(tokens) == len(pages) * page_size`.
-    `locks` counts the locks of this node and of all its descendants. A condemned node is matched by
-    nobody any more, nor is what hangs below it; it goes when its last lock does.
-    """
-
-    key: CacheKey | None  # None: the root
-    tokens: tuple[int, ...]
-    pages: tuple[int, ...]
-    parent: "RadixNode | None"  # None: the root, or a node that was evicted
-    last_used: int
-    serial: int  # order of birth, which breaks ties of last_used the same way on every rank
-    children: dict[EdgeKey, "RadixNode"] = field(default_factory=dict)
-    locks: int = 0
-    is_queued: bool = False
-    is_condemned: bool = False
+from headrace.memory.radix_node import CacheKey, EdgeKey, RadixNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +65,7 @@ class RadixCache:
         self.root = self._new_node(key=None, tokens=(), pages=(), parent=None)
         self._held_pages = 0
         self._evictable_pages = 0
-        # Unlocked leaves by age. An entry may be out of date (see _oldest_leaf), but a node has at
-        # most one: matching costs no heap operation, and the heap stays as small as the tree.
-        self._queue: list[tuple[int, int, RadixNode]] = []
+        self._queue = EvictionQueue()
 
     @property
     def held_pages(self) -> int:
@@ -206,7 +168,7 @@ class RadixCache:
         parent.children[self._edge(leaf)] = leaf
         self._held_pages += len(pages)
         self._evictable_pages += len(pages)
-        self._queue_if_evictable(leaf)
+        self._queue.add(leaf)
         return leaf
 
     def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
@@ -246,7 +208,7 @@ class RadixCache:
             above.locks -= 1
             if above.locks == 0:
                 self._evictable_pages += len(above.pages)
-                self._queue_if_evictable(above)
+                self._queue.add(above)
                 if above.is_condemned:
                     gone.append(above)
         if gone:
@@ -269,7 +231,7 @@ class RadixCache:
         `num_pages`. Fewer go back only where `evictable_pages` was smaller.
         """
         freed = 0
-        while freed < num_pages and (leaf := self._oldest_leaf()) is not None:
+        while freed < num_pages and (leaf := self._queue.take_oldest()) is not None:
             kept = len(leaf.pages) - (num_pages - freed)
             if kept > 0:
                 self._split(leaf, kept)
@@ -321,9 +283,7 @@ class RadixCache:
     def _remove_unlocked(self, tops: Iterable[RadixNode]) -> int:
         parents_first = list(self._subtree(tops))
         freed = sum(self._remove(node) for node in reversed(parents_first) if node.locks == 0)
-        # Entries of removed nodes would keep their tokens alive until an eviction met them.
-        self._queue = [entry for entry in self._queue if entry[2].parent is not None]
-        heapq.heapify(self._queue)
+        self._queue.forget_removed()
         return freed
 
     def _remove(self, leaf: RadixNode) -> int:
@@ -335,31 +295,8 @@ class RadixCache:
         self._held_pages -= len(leaf.pages)
         self._evictable_pages -= len(leaf.pages)
         self._allocator.free(leaf.pages)
-        self._queue_if_evictable(parent)
+        self._queue.add(parent)
         return len(leaf.pages)
-
-    def _queue_if_evictable(self, node: RadixNode) -> None:
-        if self._is_evictable(node) and not node.is_queued:
-            heapq.heappush(self._queue, (node.last_used, node.serial, node))
-            node.is_queued = True
-
-    def _oldest_leaf(self) -> RadixNode | None:
-        """Take the oldest unlocked leaf from the queue.
-
-        An entry whose node got locked, got children or was removed is dropped: the node is queued
-        again when that ends. One whose node was used since goes back with its new age.
-        """
-        while self._queue:
-            queued_at, _, node = heapq.heappop(self._queue)
-            node.is_queued = False
-            if self._is_evictable(node):
-                if node.last_used == queued_at:
-                    return node
-                self._queue_if_evictable(node)
-        return None
-
-    def _is_evictable(self, node: RadixNode) -> bool:
-        return node.parent is not None and not node.children and node.locks == 0
 
     # ---- the tree
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 
 from headrace.memory.integrity import check_integrity
 from headrace.memory.page_allocator import PageAllocator
-from headrace.memory.radix_cache import CacheKey, RadixCache
+from headrace.memory.radix_cache import RadixCache
+from headrace.memory.radix_node import CacheKey
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.scheduler.sequence import Sequence
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.memory.radix_cache import RadixNode
+from headrace.memory.radix_node import RadixNode
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
