@@ -97,7 +97,7 @@ def test_without_a_profile_no_span_is_opened(
         def __init__(self, name: str) -> None:
             opened.append(name)
 
-    monkeypatch.setattr("headrace.engine.profiling.record_function", Counted)
+    monkeypatch.setattr("headrace.engine.trace_recording.record_function", Counted)
     run(engine)
     assert not opened
 

@@ -88,7 +88,7 @@ class Watching:
             steps: how many; `None`: until `stop_profile`.
             stage: "prefill" or "decode": begins with a step of that kind, ends with another.
             options: start_step, activities, with_stack, record_shapes, prefix, stages: see
-                `StepProfiler.start`.
+                `engine.profile_request.checked_request`.
 
         Returns: "path" of the trace, which is written when the profile ends.
 
