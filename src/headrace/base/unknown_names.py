@@ -56,6 +56,7 @@ def names_answered(
     """
 
     def answering(described: type[T]) -> type[T]:
+        """Put a look at the keywords in front of `__init__`."""
         known = [each.name for each in fields(described)]  # type: ignore[arg-type]
         known_keys = frozenset(known)
         make = described.__init__

@@ -63,42 +63,45 @@ def plan_kv_tokens(
         CapacityError: not even one page besides the padding page fits, or fewer tokens than asked;
             with all numbers.
     """
-    fixed_bytes = sum(fixed.values())
     kv_per_token, per_token = per_token, per_token + canary_per_token
     page_bytes = per_token * page_size
-    spare = free_bytes - fixed_bytes
+    spare = free_bytes - sum(fixed.values())
     fitting = spare // page_bytes - 1  # the padding page takes one
     if fitting < 1:
-        parts = ", ".join(f"{name} {count:,}" for name, count in fixed.items())
-        raise CapacityError(
-            f"No room for KV: {free_bytes:,} bytes may be spent, {fixed_bytes:,} are fixed"
-            f"{f' ({parts})' if parts else ''}, and two pages of {page_size} tokens take "
-            f"{2 * page_bytes:,} ({per_token:,} a token)",
-            why="one page is for padding and at least one must hold tokens",
-            remedy="Raise mem_fraction, lower page_size, chunked_prefill_size or "
-            "max_running_requests, take a smaller kv_cache_dtype or model, or free memory.",
-        )
+        raise _no_room(free_bytes, fixed, per_token, page_size)
     wanted = fitting if cap_tokens is None else max(1, -(-cap_tokens // page_size))
     if asked and wanted > fitting:
         raise CapacityError(
             f"max_total_tokens {cap_tokens:,} was asked and {fitting * page_size:,} tokens fit",
-            why=f"{free_bytes:,} bytes may be spent, {fixed_bytes:,} are fixed, and a token takes "
-            f"{per_token:,}, in pages of {page_size} with one page for padding",
+            why=f"{free_bytes:,} bytes may be spent, {free_bytes - spare:,} are fixed, and a token "
+            f"takes {per_token:,}, in pages of {page_size} with one page for padding",
             remedy=f"Ask for at most {fitting * page_size:,}, leave it out to get what fits, raise "
             "mem_fraction, or free memory",
         )
     usable = min(fitting, wanted)
+    reason = f"{spare / 2**20:,.1f} MiB at {per_token:,} bytes a token"
     if wanted < fitting:
         reason = f"capped at {cap_tokens:,} tokens; {fitting * page_size:,} would fit"
-    else:
-        reason = f"{spare / 2**20:,.1f} MiB at {per_token:,} bytes a token"
-    pool_bytes = (usable + 1) * page_bytes
     return KvBudget(
         tokens=usable * page_size,
         pages=usable + 1,
-        bytes=pool_bytes,
+        bytes=(usable + 1) * page_bytes,
         reason=reason,
         lines=tuple(_lines(free_bytes, fixed, usable, page_size, kv_per_token, canary_per_token)),
+    )
+
+
+def _no_room(
+    free_bytes: int, fixed: Mapping[str, int], per_token: int, page_size: int
+) -> CapacityError:
+    parts = ", ".join(f"{name} {count:,}" for name, count in fixed.items())
+    return CapacityError(
+        f"No room for KV: {free_bytes:,} bytes may be spent, {sum(fixed.values()):,} are fixed"
+        f"{f' ({parts})' if parts else ''}, and two pages of {page_size} tokens take "
+        f"{2 * per_token * page_size:,} ({per_token:,} a token)",
+        why="one page is for padding and at least one must hold tokens",
+        remedy="Raise mem_fraction, lower page_size, chunked_prefill_size or "
+        "max_running_requests, take a smaller kv_cache_dtype or model, or free memory.",
     )
 
 

@@ -17,6 +17,17 @@ class MHATokenToKVPool:
     The addresses never change. The layout (pages of whole heads) is that of PagedAttention
     (Kwon et al., 2023) as the paged kernels of today take it. `keys` and `values` are those of all
     layers, [L, P, page, K, D] and [L, P, page, K, Dv].
+
+    Args:
+        arena: where the memory comes from (tag "kv").
+        num_layers: layers of the group. num_pages: pages with the padding page.
+        page_size: tokens a page. num_kv_heads: KV heads on this rank.
+        head_dim: size of a key. v_head_dim: size of a value.
+        dtype: float32, bfloat16 or float16.
+
+    Raises:
+        UnsupportedError: another dtype.
+        CapacityError: too little memory.
     """
 
     def __init__(
@@ -31,20 +42,6 @@ class MHATokenToKVPool:
         v_head_dim: int,
         dtype: torch.dtype,
     ) -> None:
-        """Args:
-        arena: where the memory comes from (tag "kv").
-        num_layers: layers of the group.
-        num_pages: pages with the padding page.
-        page_size: tokens a page.
-        num_kv_heads: KV heads on this rank.
-        head_dim: size of a key.
-        v_head_dim: size of a value.
-        dtype: float32, bfloat16 or float16.
-
-        Raises:
-            UnsupportedError: another dtype.
-            CapacityError: too little memory.
-        """
         if dtype not in DTYPES:
             raise UnsupportedError(
                 f"A KV cache of {dtype} is not supported",

@@ -10,10 +10,12 @@ class PageAllocator:
     (last freed, first reused), so that ranks that run the same schedule name the same pages.
     A page given back twice would later belong to two sequences, so that is an `AssertionError`
     even under `python -O`.
+
+    Args:
+        num_pages: pages of the pool, the padding page included (at least 2).
     """
 
     def __init__(self, num_pages: int) -> None:
-        """Args: num_pages: pages of the pool, the padding page included (at least 2)."""
         if num_pages < 2:
             raise AssertionError(f"{num_pages} pages leave none besides the padding page")
         self._num_pages = num_pages
@@ -22,7 +24,7 @@ class PageAllocator:
 
     @property
     def total(self) -> int:
-        """Pages that can be handed out at all, in pages."""
+        """Pages that can be handed out at all."""
         return self._num_pages - 1
 
     @property

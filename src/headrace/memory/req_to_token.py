@@ -15,17 +15,16 @@ class ReqToTokenPool:
 
     Row 0 is the padding row: it is never handed out and its table says page 0 everywhere. A table
     is read up to the length of its row only, so freeing a row clears nothing.
+
+    Args:
+        arena: where the tables come from (tag "rows").
+        num_rows: rows with the padding row. max_pages: pages of the longest possible sequence.
+        groups: names of the KvGroups, each with a table.
     """
 
     def __init__(
         self, arena: Arena, *, num_rows: int, max_pages: int, groups: tuple[str, ...]
     ) -> None:
-        """Args:
-        arena: where the tables come from (tag "rows").
-        num_rows: rows with the padding row.
-        max_pages: pages of the longest possible sequence.
-        groups: names of the KvGroups, each with a table.
-        """
         self.num_rows, self.max_pages, self.groups = num_rows, max_pages, groups
         self._tables = {
             group: arena.allocate("rows", (num_rows, max_pages), torch.int32) for group in groups

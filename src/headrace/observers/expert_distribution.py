@@ -19,7 +19,8 @@ from headrace.base.folders import made_folder
 from headrace.base.shown import shown
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
-from headrace.observers.routing import Allocate, RoutingBuffer
+from headrace.batch.rows import Allocate
+from headrace.observers.routing import RoutingBuffer
 from headrace.observers.step_observer import Evidence, ForwardRun
 
 NAME = "expert_distribution"

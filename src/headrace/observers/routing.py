@@ -1,16 +1,15 @@
 """Which experts every token of a forward was given: filled on the device, layer by layer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from headrace.batch.rows import Allocate
 from headrace.observers.step_observer import Evidence, ForwardRun
 
 NAME = "routed_experts"
-
-Allocate = Callable[[str, Sequence[int], torch.dtype], Tensor]
 
 
 class RoutingBuffer:

@@ -1,11 +1,10 @@
 """How the states of a prompt become one vector. Validated when made."""
 
 from dataclasses import dataclass
-from numbers import Integral
 
-from headrace.base.errors import RequestError, UnknownFieldError
-from headrace.base.shown import shown
+from headrace.base.errors import UnknownFieldError
 from headrace.base.unknown_names import names_answered
+from headrace.request.checks import bad_value, integer
 from headrace.request.other_words import POOLING_WORDS
 
 POOLINGS = ("last", "mean")
@@ -37,24 +36,14 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pooling, str) or self.pooling not in POOLINGS:
-            raise _bad("pooling", self.pooling, " or ".join(POOLINGS))
+            raise bad_value("pooling", self.pooling, " or ".join(POOLINGS))
         if not isinstance(self.normalize, bool):
-            raise _bad("normalize", self.normalize, "True or False")
+            raise bad_value("normalize", self.normalize, "True or False")
         if self.dimensions is not None:
-            self._check_dimensions(_MAX_DIMENSIONS)
-            object.__setattr__(self, "dimensions", int(self.dimensions))
+            dimensions = integer("dimensions", self.dimensions, 1, _MAX_DIMENSIONS)
+            object.__setattr__(self, "dimensions", dimensions)
 
     def check_size(self, hidden_size: int) -> None:
         """Raise `RequestError` when more dimensions are asked than the model's states have."""
         if self.dimensions is not None:
-            self._check_dimensions(hidden_size)
-
-    def _check_dimensions(self, most: int) -> None:
-        value = self.dimensions
-        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not is_whole or not 1 <= int(value) <= most:  # type: ignore[arg-type]
-            raise _bad("dimensions", value, f"integers in [1, {most}]")
-
-
-def _bad(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {shown(value)}", remedy=f"Allowed: {allowed}")
+            integer("dimensions", self.dimensions, 1, hidden_size)

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
 
-from headrace.base.errors import RequestError, UnknownFieldError
-from headrace.base.shown import shown
+from headrace.base.errors import UnknownFieldError
 from headrace.base.unknown_names import names_answered
+from headrace.request.checks import bad_value, integer, listed, number
 from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.structured_output import StructuredOutput
 
@@ -119,10 +117,10 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 self._set_integer(name, 0, MAX_LOGPROBS)
         if not isinstance(self.structured, StructuredOutput | None):
-            raise _bad("structured", self.structured, "a StructuredOutput")
+            raise bad_value("structured", self.structured, "a StructuredOutput")
         mode = self.logprobs_mode  # an array must not be asked whether it equals a text
         if not isinstance(mode, str) or mode not in ("raw", "processed"):
-            raise _bad("logprobs_mode", mode, "raw or processed")
+            raise bad_value("logprobs_mode", mode, "raw or processed")
         for name in (
             "ignore_eos",
             "return_routed_experts",
@@ -130,7 +128,7 @@ class SamplingParams:
             "skip_special_tokens",
         ):
             if not isinstance(getattr(self, name), bool):
-                raise _bad(name, getattr(self, name), "True or False")
+                raise bad_value(name, getattr(self, name), "True or False")
         self._normalise_states()
 
     @property
@@ -165,7 +163,7 @@ class SamplingParams:
         """
         for layer in self.hidden_state_layers:
             if not -num_layers - 1 <= layer <= num_layers:
-                raise _bad(
+                raise bad_value(
                     "hidden_state_layers",
                     self.hidden_state_layers,
                     f"integers in [{-num_layers - 1}, {num_layers}]: this model has {num_layers} "
@@ -183,27 +181,29 @@ class SamplingParams:
         ):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    raise _bad(name, token, f"token ids in [0, {vocab_size})")
+                    raise bad_value(name, token, f"token ids in [0, {vocab_size})")
 
     def _normalise_states(self) -> None:
         asked = self.return_hidden_states
         if isinstance(asked, bool):
             asked = "last" if asked else "none"
         if not isinstance(asked, str) or asked not in HIDDEN_STATES:
-            raise _bad("return_hidden_states", asked, f"{', '.join(HIDDEN_STATES)}, True or False")
+            raise bad_value(
+                "return_hidden_states", asked, f"{', '.join(HIDDEN_STATES)}, True or False"
+            )
         self._set("return_hidden_states", asked)
         name, value = "hidden_state_layers", self.hidden_state_layers
         if value is LAST_STATE:
             return
         if isinstance(value, str | bytes | Mapping):
-            raise _bad(name, value, "a list of layers")
-        layers = _listed(name, value, "a list of layers")
+            raise bad_value(name, value, "a list of layers")
+        layers = listed(name, value, "a list of layers")
         if not 1 <= len(layers) <= MAX_STATE_LAYERS:
-            raise _bad(name, value, f"1 to {MAX_STATE_LAYERS} layers")
+            raise bad_value(name, value, f"1 to {MAX_STATE_LAYERS} layers")
         most = MAX_STATE_LAYERS
-        layers = tuple(_integer(name, layer, -most, most) for layer in layers)
+        layers = tuple(integer(name, layer, -most, most) for layer in layers)
         if asked == "none" and layers != LAST_STATE:
-            raise _bad(name, layers, "layers beside return_hidden_states")
+            raise bad_value(name, layers, "layers beside return_hidden_states")
         self._set(name, layers)
 
     def _normalise_stops(self) -> None:
@@ -214,11 +214,11 @@ class SamplingParams:
             strings = (value,) if isinstance(value, str) else value
             if strings is None:
                 strings = ()
-            strings = _listed(name, strings, "a string or a list of strings")
+            strings = listed(name, strings, "a string or a list of strings")
             if any(not isinstance(text, str) or not text for text in strings):
-                raise _bad(name, value, "strings that are not empty")
+                raise bad_value(name, value, "strings that are not empty")
             if len(strings) > MAX_STRINGS or sum(map(len, strings)) > MAX_STRING_CHARACTERS:
-                raise _bad(
+                raise bad_value(
                     name,
                     value,
                     f"at most {MAX_STRINGS} strings of {MAX_STRING_CHARACTERS} characters together",
@@ -234,22 +234,20 @@ class SamplingParams:
                 self._set(name, None if name == "allowed_token_ids" else ())
                 continue
             if isinstance(value, str | bytes | Mapping):
-                raise _bad(name, value, "a list of token ids")
-            tokens, most = _listed(name, value, "a list of token ids"), _MOST_IDS[name]
+                raise bad_value(name, value, "a list of token ids")
+            tokens, most = listed(name, value, "a list of token ids"), _MOST_IDS[name]
             if len(tokens) > most:
-                raise _bad(name, value, f"at most {most} ids")
-            self._set(name, tuple(_integer(name, token, 0, _MAX_INT32) for token in tokens))
+                raise bad_value(name, value, f"at most {most} ids")
+            self._set(name, tuple(integer(name, token, 0, _MAX_INT32) for token in tokens))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise _bad("allowed_token_ids", self.allowed_token_ids, "at least one token id")
+            raise bad_value("allowed_token_ids", self.allowed_token_ids, "at least one token id")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
-                raise _bad("logit_bias", self.logit_bias, "a mapping of token id to number")
+                raise bad_value("logit_bias", self.logit_bias, "a mapping of token id to number")
             if len(self.logit_bias) > MAX_BIASES:
-                raise _bad("logit_bias", self.logit_bias, f"at most {MAX_BIASES} ids")
+                raise bad_value("logit_bias", self.logit_bias, f"at most {MAX_BIASES} ids")
             bias = {
-                _integer("logit_bias", token, 0, _MAX_INT32): _number(
-                    "logit_bias", value, -1e6, 1e6
-                )
+                integer("logit_bias", token, 0, _MAX_INT32): number("logit_bias", value, -1e6, 1e6)
                 for token, value in self.logit_bias.items()
             }
             self._set("logit_bias", bias)
@@ -258,49 +256,13 @@ class SamplingParams:
         value = getattr(self, name)
         if type(value) is int and low <= value <= high:
             return  # as it should be: nearly always, and each request comes here twice
-        self._set(name, _integer(name, value, low, high))
+        self._set(name, integer(name, value, low, high))
 
     def _set_number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         if type(value) is float and low <= value <= high and not (open_low and value == low):
             return
-        self._set(name, _number(name, value, low, high, open_low=open_low))
+        self._set(name, number(name, value, low, high, open_low=open_low))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # normalising a frozen field, once, while it is made
-
-
-def _bad(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {shown(value)}", remedy=f"Allowed: {allowed}")
-
-
-def _listed(name: str, value: object, allowed: str) -> tuple[Any, ...]:
-    """What a list, an array or an iterator holds; an array without dimensions holds nothing."""
-    try:
-        return tuple(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise _bad(name, value, allowed) from None
-
-
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    """`value` as an int. Integers of other libraries count; True and False do not."""
-    allowed = f"integers in [{low}, {high}]"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise _bad(name, value, allowed)
-    if not low <= int(value) <= high:
-        raise _bad(name, value, allowed)
-    return int(value)
-
-
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
-    """`value` as a float. NaN and integers beyond the floats fail like any number out of range."""
-    allowed = f"numbers in {'(' if open_low else '['}{low:g}, {high:g}]"
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise _bad(name, value, allowed)
-    try:
-        number = float(value)
-    except OverflowError:
-        raise _bad(name, value, allowed) from None
-    if not low <= number <= high or (open_low and number == low):
-        raise _bad(name, value, allowed)
-    return number

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headrace.batch.rows import Rows
+from headrace.batch.rows import Allocate, Rows
 from headrace.config.engine_config import EngineConfig
 from headrace.config.plan import Plan
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.expert_distribution import ExpertCounter, ExpertDistribution
 from headrace.observers.kv_canary import KvCanary
-from headrace.observers.routing import Allocate, RoutedExperts, RoutingBuffer
+from headrace.observers.routing import RoutedExperts, RoutingBuffer
 from headrace.observers.step_observer import Observers, StepObserver
 from headrace.observers.tap import NO_TAPS, ForwardTap, Taps
 from headrace.runner.choices.experts import OFF

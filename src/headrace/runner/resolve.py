@@ -82,14 +82,8 @@ def resolve(
     length = choose_max_model_len(config, traits, hardware)
     page_size = choose_page_size(config, hardware)
     running = choose_max_running_requests(config, hardware)
-    prefill, decode = _attention(
-        config,
-        traits,
-        hardware,
-        page_size=page_size.value,
-        dtype=dtype.value,
-        problems=list(_conflicts(config, traits, hardware, checkpoint, dtype.value)),
-    )
+    problems = list(_conflicts(config, traits, hardware, checkpoint, dtype.value))
+    prefill, decode = _attention(config, traits, hardware, page_size.value, dtype.value, problems)
     return Plan(
         device=choose_device(config, hardware),
         load_format=choose_load_format(config, checkpoint),
@@ -128,7 +122,6 @@ def _attention(
     config: EngineConfig,
     traits: ModelTraits,
     hardware: Hardware,
-    *,
     page_size: int,
     dtype: str,
     problems: list[str],
