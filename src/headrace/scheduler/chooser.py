@@ -1,8 +1,9 @@
 """Which sequences a step serves, and with how many tokens.
 
 Running rows decode first, then prompts that were begun go on, then waiting sequences are admitted
-as long as the step's prompt token budget, rows and pages last. When pages run out the sequence
-that came last is retracted: it gives up row and pages and resumes later from its tokens.
+as long as the step's prompt token budget, rows and pages last. When pages run out a sequence is
+retracted, of the lowest priority the one that came last: it gives up row and pages and resumes
+later from its tokens.
 """
 
 import time
