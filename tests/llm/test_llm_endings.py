@@ -251,19 +251,27 @@ def test_a_fork_is_told_that_it_cannot_use_it(folder: Path) -> None:
     assert len(one(llm, PROMPT, GREEDY).token_ids) == 8
 
 
-def test_a_default_device_of_the_program_moves_nothing(folder: Path) -> None:
-    """Sample code of phi-2 and others begins with `torch.set_default_device("cuda")`."""
-    with make_llm(folder) as llm:
-        expected = one(llm, PROMPT, GREEDY).token_ids
+TOLD_TO_TORCH: dict[str, Callable[[], Any]] = {
+    "device": lambda: torch.device("meta"),  # phi-2's sample begins with set_default_device("cuda")
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),  # as around steps of training
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("told", TOLD_TO_TORCH)
+def test_what_a_program_tells_torch_changes_nothing(folder: Path, told: str) -> None:
     asked = replace(GREEDY, logprobs=1, prompt_logprobs=1)
-    try:
-        torch.set_default_device("meta")
-        with make_llm(folder) as llm:
-            assert one(llm, PROMPT, asked).token_ids == expected
-            assert joined(list(llm.stream(PROMPT, GREEDY)))[1] == expected
-        assert torch.get_default_device().type == "meta"
-    finally:
-        torch.set_default_device(None)
+    with make_llm(folder) as llm:
+        expected = llm.generate(PROMPT, asked, use_tqdm=False)[0]
+    with TOLD_TO_TORCH[told]():
+        llm = make_llm(folder)
+        inside = llm.generate(PROMPT, asked, use_tqdm=False)[0]
+        streamed = joined(list(llm.stream(PROMPT, asked)))
+    outside = llm.generate(PROMPT, asked, use_tqdm=False)[0]
+    for output in (inside, outside):
+        assert output.outputs[0].logprobs == expected.outputs[0].logprobs
+        assert output.prompt_logprobs == expected.prompt_logprobs
+    assert streamed[1:] == (expected.outputs[0].token_ids, expected.outputs[0].logprobs)
 
 
 # ---- close

@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -26,7 +26,7 @@ class SharedEngine:
     """
 
     def __init__(self, config: EngineConfig, *, show_progress: bool) -> None:
-        with _tensors_on_host():
+        with _own_torch():
             self._engine: Engine | None = Engine(config, progress=show_progress)
         self._process = os.getpid()
         self._turns = Turns()
@@ -48,11 +48,8 @@ class SharedEngine:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Have the engine for this thread alone."""
-        try:
-            with self._turns, _tensors_on_host():
-                yield
-        finally:
-            self._abort_left()
+        with _own_torch(), self._turn():
+            yield
 
     def run(self, prepared: Sequence[PreparedRequest], *, bar: bool) -> list[RequestHandle]:
         """Run requests to their ends.
@@ -63,16 +60,8 @@ class SharedEngine:
         for_each(PreparedRequest.wait, prepared)  # for grammars, compiled side by side until now
         handles: list[RequestHandle] = []
         try:
-            with interrupts_held(), self.turn():
-                handles += map(self.engine.submit, prepared)
-            running = {handle.request_id: handle for handle in handles}
-            with interrupts_held() as held, Progress(len(handles), shown=bar) as progress:
-                for handle in handles:
-                    while not handle.is_finished:
-                        ended = self._step(handle)
-                        held.raise_pressed()
-                        progress.count([own for own in ended if running.pop(own.request_id, None)])
-                progress.count(running.values())  # these ended in steps of other threads
+            with _own_torch():
+                self._run(prepared, handles, bar)
         except BaseException:
             self._leave(handles)
             raise
@@ -87,8 +76,9 @@ class SharedEngine:
             (handle,) = handles
             is_finished = False
             while not is_finished:
-                self._step(handle)
-                with self.turn():
+                with _own_torch():
+                    self._step(handle)
+                with self._turn():
                     is_finished, pieces = handle.is_finished, handle.take_pieces()
                 yield from pieces
         finally:
@@ -106,9 +96,32 @@ class SharedEngine:
                 self._engine.close()
                 self._engine = None
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        try:
+            with self._turns:
+                yield
+        finally:
+            self._abort_left()
+
+    def _run(
+        self, prepared: Sequence[PreparedRequest], handles: list[RequestHandle], bar: bool
+    ) -> None:
+        """`handles` is filled first, so that who calls can abort them."""
+        with interrupts_held(), self._turn():
+            handles += map(self.engine.submit, prepared)
+        running = {handle.request_id: handle for handle in handles}
+        with interrupts_held() as held, Progress(len(handles), shown=bar) as progress:
+            for handle in handles:
+                while not handle.is_finished:
+                    ended = self._step(handle)
+                    held.raise_pressed()
+                    progress.count([own for own in ended if running.pop(own.request_id, None)])
+            progress.count(running.values())  # these ended in steps of other threads
+
     def _step(self, handle: RequestHandle) -> list[RequestHandle]:
         """One step, unless the request has ended meanwhile: by another thread, or by `close`."""
-        with self.turn():
+        with self._turn():
             return [] if handle.is_finished else self.engine.step()
 
     def _leave(self, handles: Sequence[RequestHandle]) -> None:
@@ -130,10 +143,23 @@ class SharedEngine:
                 self._turns.give_back()
 
 
-def _tensors_on_host() -> AbstractContextManager[object]:
-    """Whatever the program has told torch, tensors that name no device lie on the host here.
+def _own_torch() -> AbstractContextManager[object]:
+    """Within, what the program around has told torch about all its code does not count.
 
-    Only for programs that said so: within a device's context each operation takes longer.
+    Tensors that name no device lie on the host, matrices are multiplied in their own dtype, and
+    what is made in inference mode can be written outside of it. Asking takes ten microseconds.
     """
-    is_usual = torch.get_default_device().type == "cpu"
-    return nullcontext() if is_usual else torch.device("cpu")
+    told: list[AbstractContextManager[object]] = []
+    if torch.get_default_device().type != "cpu":
+        told.append(torch.device("cpu"))
+    if torch.is_inference_mode_enabled():
+        told.append(torch.inference_mode(False))
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            told.append(torch.autocast(kind, enabled=False))
+    if not told:
+        return nullcontext()
+    undone = ExitStack()
+    for context in told:
+        undone.enter_context(context)
+    return undone
