@@ -8,6 +8,7 @@ import triton.language as tl
 from headrace.kernels.attention_math_triton import LN_2, add_sink, base2_lse, divide, dot
 from headrace.kernels.fused_math_triton import begin, wait
 from headrace.kernels.key_blocks_triton import first_pages, visit_block
+from headrace.kernels.query_tiles_triton import load_queries, places_of, seen_keys
 
 
 @triton.jit
@@ -122,12 +123,8 @@ def extend_kernel(
     begins = tile * QUERIES
     queries, start = tl.load(extend_lens + sequence), tl.load(extend_start + sequence)
     prefix = tl.load(prefix_lens + sequence)
-    places = queries  # for queries, whether they exist or not
-    if covered is not None:
-        end = covered
-        if sequence + 1 < tl.num_programs(2):
-            end = tl.load(extend_start + sequence + 1)
-        places = end - start
+    followed = sequence + 1 < tl.num_programs(2)
+    places = places_of(queries, start, extend_start, sequence, followed, covered)
     if begins >= places:
         return
     last = tl.minimum(begins + QUERIES, queries)  # one past the tile's last query
@@ -137,21 +134,10 @@ def extend_kernel(
     head = kv_head * GROUP + member % GROUP
     exists = index < last
     token = (start + index).to(tl.int64)
-    column = tl.arange(0, DIM_PAD)
-    q_offsets = token[:, None] * q_row_stride + head[:, None] * q_head_stride + column[None, :]
-    q_mask = exists[:, None] & (column < DIM)[None, :]
-    query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [ROWS, DIM_PAD]
+    query = load_queries(q, token, head, exists, q_row_stride, q_head_stride, DIM, DIM_PAD)
 
     place = prefix + index  # position of each query
-    # Keys that some query of the tile sees: first to stop. Keys that all of them see, in whole
-    # blocks: whole to partial; there nothing is masked.
-    first, stop = 0, tl.where(begins < queries, prefix + last, 0)
-    whole = 0
-    if window is not None:
-        first = tl.maximum(prefix + begins - window + 1, 0)
-        whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK) * BLOCK
-    partial = tl.maximum(tl.minimum(prefix + begins + 1, stop) // BLOCK * BLOCK, whole)
-
+    first, stop, whole, partial = seen_keys(begins, last, queries, prefix, window, BLOCK)
     keys = k_cache + kv_head * K_STRIDES[2]
     vals = v_cache + kv_head * V_STRIDES[2]
     table = page_table + sequence.to(tl.int64) * table_stride

@@ -16,33 +16,7 @@ from headrace.kernels.invariant_attention_math_triton import (
 )
 from headrace.kernels.invariant_sweep_triton import sweep
 from headrace.kernels.key_blocks_triton import prefetch_block
-
-
-@triton.jit
-def _queries_of(
-    extend_start,
-    extend_lens,
-    prefix_lens,
-    sequence,
-    sequences,
-    covered,
-    DECODE: tl.constexpr,
-):
-    """Of a sequence: its first token, number of queries, places for queries, keys in front."""
-    if DECODE:
-        # `prefix_lens` are the lengths, of which the query is the last.
-        start, prefix = sequence, tl.load(prefix_lens + sequence) - 1
-        queries = tl.where(prefix >= 0, 1, 0)
-        places = queries * 0 + 1
-    else:
-        start, queries = tl.load(extend_start + sequence), tl.load(extend_lens + sequence)
-        prefix, places = tl.load(prefix_lens + sequence), queries
-        if covered is not None:
-            end = covered
-            if sequence + 1 < sequences:
-                end = tl.load(extend_start + sequence + 1)
-            places = end - start
-    return start, queries, places, prefix
+from headrace.kernels.query_tiles_triton import load_queries, places_of, seen_keys
 
 
 @triton.jit(
@@ -114,21 +88,23 @@ def attend_kernel(
         kv_head, sequence, run = tl.program_id(1), tl.program_id(2), 0
         kv_heads, sequences, runs = tl.num_programs(1), tl.num_programs(2), 1
     begins = tile * QUERIES
-    start, queries, places, prefix = _queries_of(
-        extend_start, extend_lens, prefix_lens, sequence, sequences, covered, DECODE
-    )
+    if DECODE:
+        # `prefix_lens` are the lengths, of which the query is the last.
+        start, prefix = sequence, tl.load(prefix_lens + sequence) - 1
+        queries = tl.where(prefix >= 0, 1, 0)
+        places = queries * 0 + 1
+    else:
+        start, queries = tl.load(extend_start + sequence), tl.load(extend_lens + sequence)
+        prefix = tl.load(prefix_lens + sequence)
+        followed = sequence + 1 < sequences
+        places = places_of(queries, start, extend_start, sequence, followed, covered)
     if begins >= places:
         return
     last = tl.minimum(begins + QUERIES, queries)  # one past the tile's last query
 
-    # Keys that some query of the tile sees: first to stop. Keys that all of them see, in whole
-    # blocks: whole to partial; there nothing is masked.
-    first, stop = 0, tl.where(begins < queries, prefix + last, 0)
-    whole = 0
+    first, stop, whole, partial = seen_keys(begins, last, queries, prefix, window, BLOCK)
     if window is not None:
-        first = tl.minimum(tl.maximum(prefix + begins - window + 1, 0), stop)
-        whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK) * BLOCK
-    partial = tl.maximum(tl.minimum(prefix + begins + 1, stop) // BLOCK * BLOCK, whole)
+        first = tl.minimum(first, stop)
     edge = first // BLOCK * BLOCK
 
     # The splits of the row, and those of the program's run: split to end_split.
@@ -165,10 +141,7 @@ def attend_kernel(
     written = (member < QUERIES * GROUP) & (index < tl.minimum(begins + QUERIES, places))
     exists = (member < QUERIES * GROUP) & (index < last)
     token = (start + index).to(tl.int64)
-    column = tl.arange(0, DIM_PAD)
-    q_offsets = token[:, None] * q_row_stride + head[:, None] * q_head_stride + column[None, :]
-    q_mask = exists[:, None] & (column < DIM)[None, :]
-    query = tl.load(q + q_offsets, mask=q_mask, other=0.0)  # [ROWS, DIM_PAD]
+    query = load_queries(q, token, head, exists, q_row_stride, q_head_stride, DIM, DIM_PAD)
     place = prefix + index  # position of each query
     target = token * (kv_heads * GROUP) + head  # [ROWS] of [T, N]
     entries = sequences.to(tl.int64) * (kv_heads * GROUP) * most_splits
