@@ -55,10 +55,7 @@ class StepDumper:
                 f"A dump runs already, into {self._dumper.folder}", remedy="End that one first"
             )
         runner = self._runner
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise RequestError(f"steps is {shown(steps)}", remedy="Give a number from 1 on")
-        if not isinstance(eager, bool):
-            raise RequestError(f"eager is {shown(eager)}", remedy="Allowed: True or False")
+        _check_plain(steps, eager)
         wanted = _names(names)
         others = [path.name for path in runner.selector.paths[:-1]]
         if STREAM in wanted and others and not eager:
@@ -103,6 +100,13 @@ class StepDumper:
             )
         log.info("Dump of %d steps written to %s", len(dumper.files), dumper.folder)
         return list(dumper.files)
+
+
+def _check_plain(steps: object, eager: object) -> None:
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise RequestError(f"steps is {shown(steps)}", remedy="Give a number from 1 on")
+    if not isinstance(eager, bool):
+        raise RequestError(f"eager is {shown(eager)}", remedy="Allowed: True or False")
 
 
 def _names(asked: Iterable[str]) -> frozenset[str]:

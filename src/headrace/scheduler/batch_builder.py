@@ -65,32 +65,23 @@ class BatchBuilder:
             parts, states = wanted_states(shares, partial(self._send_places, "states"))
         routing, places = wanted_rows(shares, lambda sequence: sequence.routing_rows)
         rows, info = self._rows_and_sampling(mode, shares, sampling)
-        extend_lens = [share.new_tokens for share in shares]
-        seq_lens = [share.sequence.length_bound + share.new_tokens for share in shares]
-        tokens = sum(extend_lens)
-        params = [share.sequence.request.params for share in sampling]
+        work = StepWork(
+            shares=shares,
+            sampling=sampling,
+            prompt_spans=spans,
+            state_parts=parts,
+            routing=routing,
+        )
+        bounds = HostBounds(
+            rows=[_row(share) for share in shares],
+            seq_lens=[share.sequence.length_bound + share.new_tokens for share in shares],
+            extend_lens=[share.new_tokens for share in shares],
+        )
         batch = ForwardBatch(
             mode=mode,
             rows=rows,
-            bounds=HostBounds(
-                rows=[_row(share) for share in shares], seq_lens=seq_lens, extend_lens=extend_lens
-            ),
-            facts=BatchFacts(
-                mode=mode,
-                tokens=tokens,
-                live_tokens=tokens,
-                sequences=len(shares),
-                max_length=max(seq_lens),
-                has_prefix=any(share.sequence.length_bound for share in shares),
-                logprobs=info is not None and info.logprobs is not None,
-                prompt_logprobs=bool(spans),
-                host_mask=info is not None and info.mask is not None,
-                filters=info is not None and info.any_filters,
-                processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
-                hidden=parts.mode,
-                hidden_layers=parts.layers,
-                split=split,
-            ),
+            bounds=bounds,
+            facts=_facts(mode, work, bounds, info, split=split),
             prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
             sampling=info,
             names=lambda: [share.sequence.name for share in shares],
@@ -102,13 +93,7 @@ class BatchBuilder:
                 scored = PromptLogprobRequest(token_index=index, targets=targets_of_index, top=top)
             routed = self._send_places("routing", places) if places else None
             batch.side = SideRequest(prompt_logprobs=scored, hidden=states, routed_experts=routed)
-        return batch, StepWork(
-            shares=shares,
-            sampling=sampling,
-            prompt_spans=spans,
-            state_parts=parts,
-            routing=routing,
-        )
+        return batch, work
 
     def _rows_and_sampling(
         self, mode: ForwardMode, shares: Seq[Share], sampling: Seq[Share]
@@ -165,6 +150,34 @@ def _mode(shares: Seq[Share]) -> ForwardMode:
     if all(decodes):
         return ForwardMode.DECODE
     return ForwardMode.MIXED if any(decodes) else ForwardMode.EXTEND
+
+
+def _facts(
+    mode: ForwardMode,
+    work: StepWork,
+    bounds: HostBounds,
+    info: SamplingBatchInfo | None,
+    *,
+    split: bool,
+) -> BatchFacts:
+    tokens = sum(bounds.extend_lens)
+    params = [share.sequence.request.params for share in work.sampling]
+    return BatchFacts(
+        mode=mode,
+        tokens=tokens,
+        live_tokens=tokens,
+        sequences=len(work.shares),
+        max_length=max(bounds.seq_lens),
+        has_prefix=any(share.sequence.length_bound for share in work.shares),
+        logprobs=info is not None and info.logprobs is not None,
+        prompt_logprobs=bool(work.prompt_spans),
+        host_mask=info is not None and info.mask is not None,
+        filters=info is not None and info.any_filters,
+        processed_logprobs=any(each.logprobs_mode == "processed" for each in params),
+        hidden=work.state_parts.mode,
+        hidden_layers=work.state_parts.layers,
+        split=split,
+    )
 
 
 def _prompt_tokens(shares: Seq[Share]) -> list[int]:
