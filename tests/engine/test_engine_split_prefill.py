@@ -49,6 +49,17 @@ def steps_of(engine: Engine, path: str) -> int:
     return sum(each["steps"] for each in engine.stats()["paths"] if each["path"] == path)
 
 
+LENGTHS = (1, 5, 17, 64, 100, 33, 90, 48)
+PARAMS = [GREEDY if index % 4 else SCORED for index in range(len(LENGTHS))]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Comparison:
+    """Prompts of `LENGTHS` alone, unsplit."""
+    engine = make_engine(folder, enable_prefix_cache=False)
+    return Comparison(run_alone(engine, prompts_of(*LENGTHS), PARAMS))
+
+
 @pytest.mark.usefixtures("any_length")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("layers", "options"), [
@@ -58,23 +69,19 @@ def steps_of(engine: Engine, path: str) -> int:
     (1, {"max_total_tokens": 320, "page_size": 8}),
 ])  # fmt: skip
 def test_equal_to_the_whole(
-    folder: Path, layers: int, options: dict[str, Any], overlap: bool
+    folder: Path, whole: Comparison, layers: int, options: dict[str, Any], overlap: bool
 ) -> None:
-    prompts = prompts_of(1, 5, 17, 64, 100, 33, 90, 48)
-    params = [GREEDY if index % 4 else SCORED for index in range(len(prompts))]
-    whole = make_engine(folder, enable_prefix_cache=False)
-    comparison = Comparison(run_alone(whole, prompts, params))
     engine = make_engine(folder, split_prefill_layers=layers, enable_overlap=overlap, **options)
     beside_a_decoding_one(engine)
     handles = []
-    for prompt, each in zip(prompts, params, strict=True):
+    for prompt, each in zip(prompts_of(*LENGTHS), PARAMS, strict=True):
         handles.append(engine.add(prompt, each))
         for _ in range(3):
             engine.step()
     while engine.has_work:
         engine.step()
     engine.scheduler.check_integrity()
-    comparison.check([handle.output() for handle in handles])
+    whole.check([handle.output() for handle in handles])
     assert steps_of(engine, "split_prefill") >= 3
     assert any("split_prefill" in dict(handle.output().paths) for handle in handles)
 
