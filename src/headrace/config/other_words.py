@@ -7,7 +7,7 @@ _ABSENT = "this version does not have it"
 _EAGER = {"decode_graph": "off", "prefill_graph": "off"}
 _GRAPH_SIZES = "give the sizes to decode_graph, as in decode_graph=(1, 2, 4)"
 _POOL_SIZE = "max_total_tokens sets the KV pool in tokens, mem_fraction as a share of memory"
-_AS_STORED = "weights are taken as the checkpoint has them; those of GGUF files are unpacked to dtype"
+_AS_STORED = "weights are taken as the checkpoint has them; GGUF files are unpacked to dtype"
 _ON_SERVER = "headrace serve has it"
 
 ONE_ONLY = (
