@@ -8,11 +8,8 @@ import torch
 from headrace.base.errors import CapacityError
 from headrace.memory import arena as arena_module
 from headrace.memory.arena import Arena
-from headrace.memory.free_memory import (
-    available_container_bytes,
-    available_host_bytes,
-    free_bytes,
-)
+from headrace.memory.free_memory import free_bytes
+from headrace.memory.host_memory import available_container_bytes, available_host_bytes
 
 
 def test_allocates_on_its_device_and_zeroes() -> None:

@@ -7,7 +7,8 @@ import torch
 
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import GIB
-from headrace.runner.detect import detect, kernel_packages, known_gpu, total_host_bytes
+from headrace.memory.host_memory import total_host_bytes
+from headrace.runner.detect import detect, kernel_packages, known_gpu
 
 
 def test_cpu() -> None:

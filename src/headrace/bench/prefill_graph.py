@@ -17,9 +17,10 @@ from headrace.bench.contestants import Headrace
 from headrace.bench.load import Load
 from headrace.bench.setting import Setting, use_threads
 from headrace.bench.shapes import shape_path
+from headrace.config.plan import OFF
 from headrace.execution.path import ForwardPath
 from headrace.llm import LLM
-from headrace.runner.choices.prefill_graph import BREAKABLE, OFF, PIECEWISE, choose_prefill_graph
+from headrace.runner.choices.prefill_graph import BREAKABLE, PIECEWISE, choose_prefill_graph
 
 LENGTHS = (16, 64, 256, 1024)
 WAYS = (OFF, BREAKABLE, PIECEWISE)

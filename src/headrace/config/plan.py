@@ -7,6 +7,9 @@ from typing import Any
 from headrace.base.decision import Decision
 from headrace.config.persona import RopeTraits
 
+OFF = "off"
+"""The value of decisions whose other values are words or sizes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopePlan:

@@ -11,7 +11,7 @@ import torch
 
 from headrace.base.errors import ConfigError, UnsupportedError
 from headrace.config.hardware import ASSUMED_HARDWARE, Hardware
-from headrace.memory.free_memory import CGROUP, MEMINFO
+from headrace.memory.host_memory import CGROUP, MEMINFO, total_host_bytes
 from headrace.runner.choices.cpu_graph import COMPILER
 
 KERNEL_PACKAGES = ("triton", "flashinfer", "sgl_kernel")
@@ -108,18 +108,6 @@ def _cpu_name(cpuinfo: Path) -> str:
             if key.strip() == "model name":
                 return value.strip()
     return "cpu"
-
-
-def total_host_bytes(meminfo: Path, cgroup: Path) -> int:
-    """Memory of the machine, or the container's limit (cgroup v2) where that is less."""
-    if meminfo.exists():
-        lines = (line.split() for line in meminfo.read_text().splitlines())
-        total = next(int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:")
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit_file = cgroup / "memory.max"
-    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
-    return total if limit == "max" else min(total, int(limit))
 
 
 def kernel_packages() -> frozenset[str]:

@@ -10,7 +10,7 @@ from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import Decision, Refusal
 from headrace.batch.facts import Bucket
 from headrace.batch.rows import Rows
-from headrace.config.plan import Plan
+from headrace.config.plan import OFF, Plan
 from headrace.execution.compiled_pieces import CompiledForward
 from headrace.execution.cpu_graph import CpuGraphPath, bucket_sizes
 from headrace.execution.eager import EagerPath
@@ -31,7 +31,7 @@ from headrace.kernels.support_triton import has_dependent_launch
 from headrace.layers.logits import process_logits
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.tap import NO_TAPS, Taps
-from headrace.runner.choices.prefill_graph import OFF, PIECEWISE
+from headrace.runner.choices.prefill_graph import PIECEWISE
 from headrace.runner.inner_states import with_asked_states, with_kept_states
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 import torch
 
 from headrace.config.persona import ModelTraits
-from headrace.config.plan import Plan
+from headrace.config.plan import OFF, Plan
 from headrace.memory.arena import Arena
 from headrace.memory.kv_pool import MHATokenToKVPool
 from headrace.memory.req_to_token import ReqToTokenPool
 from headrace.observers.kv_canary import KvCanary
-from headrace.runner.choices.experts import OFF
 
 
 def build_kv_pool(

@@ -6,11 +6,10 @@ aside.
 
 from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.persona import KvGroupTraits, ModelTraits
-from headrace.config.plan import Plan
+from headrace.config.plan import OFF, Plan
 from headrace.execution.prefill_graph import BREAKABLE_SIZES, prefill_sizes
 from headrace.memory.budget import useful_tokens
 from headrace.observers.kv_canary import record_bytes
-from headrace.runner.choices.experts import OFF
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CANARY_TOKENS = 1024  # of a step that the numeric canary runs twice: its copies of KV need room

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from headrace.batch.rows import Allocate, Rows
 from headrace.config.engine_config import EngineConfig
-from headrace.config.plan import Plan
+from headrace.config.plan import OFF, Plan
 from headrace.models.decoder import CausalDecoder
 from headrace.observers.expert_distribution import ExpertCounter, ExpertDistribution
 from headrace.observers.kv_canary import KvCanary
 from headrace.observers.routing import RoutedExperts, RoutingBuffer
 from headrace.observers.step_observer import Observers, StepObserver
 from headrace.observers.tap import NO_TAPS, ForwardTap, Taps
-from headrace.runner.choices.experts import OFF
 from headrace.runner.memory_sizes import canary_tokens, keeps_routing, routing_tokens
 
 if TYPE_CHECKING:

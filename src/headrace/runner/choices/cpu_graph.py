@@ -5,6 +5,7 @@ from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
+from headrace.config.plan import OFF
 from headrace.runner.choices.deterministic import deterministic_refusal
 from headrace.runner.cpu_graph_gains import MEASURE, CpuGraphGain, shape_of
 
@@ -27,8 +28,8 @@ def choose_cpu_graph(
     Raises:
         UnsupportedError: it was asked for and cannot be.
     """
-    if config.cpu_graph == "off":
-        return Decision(name=NAME, value="off", reason="asked to be off", asked=True)
+    if config.cpu_graph == OFF:
+        return Decision(name=NAME, value=OFF, reason="asked to be off", asked=True)
     refusal = _refusal(hardware, traits) or deterministic_refusal(config, NAME)
     if config.cpu_graph == "on":
         if refusal is not None:
@@ -44,7 +45,7 @@ def choose_cpu_graph(
         reason = str(found[-1]) if found else "nobody measured whether it pays on this CPU"
         remedy = "cpu_graph on" if found else f"cpu_graph on, or {MEASURE}"
         refusal = Refusal(subject=NAME, reason=reason, remedy=remedy)
-    return Decision(name=NAME, value="off", reason="eager takes every step", refused=(refusal,))
+    return Decision(name=NAME, value=OFF, reason="eager takes every step", refused=(refusal,))
 
 
 def _refusal(hardware: Hardware, traits: ModelTraits) -> Refusal | None:

@@ -7,6 +7,7 @@ from headrace.base.decision import Decision, Refusal
 from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
+from headrace.config.plan import OFF
 
 NAME = "decode_graph"
 
@@ -20,8 +21,8 @@ def choose_decode_graph(
         UnsupportedError: sizes were asked and no graph can be captured, or they exceed the rows.
     """
     asked = config.decode_graph
-    if asked == "off":
-        return Decision(name=NAME, value="off", reason="asked to be off", asked=True)
+    if asked == OFF:
+        return Decision(name=NAME, value=OFF, reason="asked to be off", asked=True)
     refusal = _refusal(hardware, backend)
     if isinstance(asked, tuple):
         if refusal is not None:
@@ -39,7 +40,7 @@ def choose_decode_graph(
         return Decision(name=NAME, value=tuple(sorted(set(asked))), reason="sizes", asked=True)
     if refusal is not None:
         reason = "eager takes every decode step"
-        return Decision(name=NAME, value="off", reason=reason, refused=(refusal,))
+        return Decision(name=NAME, value=OFF, reason=reason, refused=(refusal,))
     reason = "rows of the buckets: close together where few rows make padding dear"
     return Decision(name=NAME, value=decode_sizes(most), reason=reason)
 
@@ -52,7 +53,7 @@ def decode_sizes(most: int) -> tuple[int, ...]:
 
 def capture_conflicts(config: EngineConfig, hardware: Hardware) -> Iterator[str]:
     """Why nothing would be captured."""
-    off = config.decode_graph == config.prefill_graph == "off"
+    off = config.decode_graph == config.prefill_graph == OFF
     if config.capture == "all" and (off or hardware.platform != "cuda"):
         why = "both graphs are off" if off else f"the device is a {hardware.platform}"
         yield f"capture all was asked and nothing is captured: {why} (use capture need)"

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from headrace.base.decision import Decision
 from headrace.config.engine_config import EngineConfig
 from headrace.config.persona import ModelTraits
-
-OFF = "off"
+from headrace.config.plan import OFF
 
 
 def choose_routed_experts(config: EngineConfig) -> Decision[bool]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headrace.base.decision import Decision
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
-from headrace.runner.choices.experts import OFF
+from headrace.config.plan import OFF
 
 ALL = "all"
 DEFAULT_REAL_DATA = "partial"

@@ -5,10 +5,11 @@ from headrace.base.errors import UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
+from headrace.config.plan import OFF
 from headrace.runner.choices.deterministic import deterministic_refusal
 
 NAME = "prefill_graph"
-OFF, BREAKABLE, PIECEWISE = "off", "breakable", "piecewise"
+BREAKABLE, PIECEWISE = "breakable", "piecewise"
 REASONS = {
     BREAKABLE: "the model between attention calls is captured as it is",
     PIECEWISE: "the model between attention calls is compiled by torch.compile, then captured",
