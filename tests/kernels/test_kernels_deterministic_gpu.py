@@ -15,6 +15,7 @@ from headrace.kernels import attention_twins as twins
 from headrace.kernels import few_rows as product_twin
 from headrace.kernels.device_sizes import HOPPER
 from headrace.kernels.invariant_product_settings import ProductSettings, product_settings
+from headrace.kernels.row_blocks import telling_factors
 
 pytestmark = pytest.mark.gpu
 
@@ -73,6 +74,25 @@ PRODUCTS = [
     (128, 64, {"activation": "silu"}),
     (500, 99, {}),  # rows that no descriptor takes
 ]
+
+
+def telling(named):
+    """The same with sums that nearly cancel: rounded to bfloat16 they still show their order."""
+    weights, inputs = named["weight"].shape
+    generator = torch.Generator().manual_seed(0)
+    x, weight = telling_factors(MOST, weights, inputs, BRAIN, generator)
+    small = {key: named[key] * 2.0**-20 for key in ("bias", "residual") if named[key] is not None}
+    return named | small | {"x": x.cuda(), "weight": weight.cuda()}
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "traits"), PRODUCTS, ids=str)
+def test_sums_that_nearly_cancel_have_the_same_bits_among_any_rows(outputs, inputs, traits):
+    named = telling(product_arguments(MOST, outputs, inputs, BRAIN, traits))
+    product = product_kernels.invariant_product
+    whole = product(**named)
+    for rows in ROWS:
+        some = slice(MOST - rows, MOST)
+        assert torch.equal(product(**of_rows(named, some)), whole[some]), f"{rows} rows"
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "traits"), PRODUCTS, ids=str)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.row_blocks import BLOCK_ROWS, blocks_of, equal_blocks
+from headrace.kernels.row_blocks import BLOCK_ROWS, blocks_of, equal_blocks, telling_factors
 
 WEIGHT = torch.randn(40, 50, generator=torch.Generator().manual_seed(1))
 ROWS = torch.randn(64, 40, generator=torch.Generator().manual_seed(2))
@@ -41,6 +41,24 @@ def test_sizes_that_agree_are_found() -> None:
     assert equal_blocks(backwards_in_front, ROWS, BLOCK_ROWS) == (1, 2, 4)
     assert equal_blocks(place_added, ROWS, BLOCK_ROWS) == (1,)
     assert equal_blocks(place_added, ROWS, BLOCK_ROWS[1:]) == ()
+
+
+@pytest.mark.parametrize("inputs", [2, 64, 1536])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_order_of_a_sum_shows_in_what_is_rounded(dtype: torch.dtype, inputs: int) -> None:
+    draw = torch.Generator().manual_seed(3)
+    rows, weight = telling_factors(64, 80, inputs, dtype, draw)
+    assert (rows.shape, weight.shape) == ((64, inputs), (80, inputs))
+    assert rows.dtype is weight.dtype is dtype
+
+    def product(x: Tensor) -> Tensor:
+        total = torch.zeros(len(x), 80)
+        for column in reversed(range(inputs)) if len(x) == 1 else range(inputs):
+            total = total + x[:, column, None].float() * weight[:, column].float()
+        return total.to(dtype)
+
+    agreeing = BLOCK_ROWS if inputs == 2 else BLOCK_ROWS[1:]  # a + b is b + a
+    assert equal_blocks(product, rows, BLOCK_ROWS) == agreeing
 
 
 @pytest.mark.parametrize("sizes", [BLOCK_ROWS, (1,), (2, 16), (64,)])

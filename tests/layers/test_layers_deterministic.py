@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.row_blocks import BLOCK_ROWS
+from headrace.kernels.row_blocks import BLOCK_ROWS, telling_factors
 from headrace.layers.deterministic_operators import ACTIVATIONS, DeterministicCpuOperators
 from headrace.layers.mlp import ACTIVATIONS as PLAIN
 from headrace.layers.row_blocks import RowBlockFormat
@@ -87,6 +87,21 @@ def test_a_product_of_any_rows_is_that_of_each_alone(
     assert set(decision.value) <= set(BLOCK_ROWS)
     assert decision.value
     assert f"{torch.get_num_threads()} threads" in decision.reason
+
+
+@pytest.mark.parametrize("form", ["onednn", "dense"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(576, 1536), (96, 64), (40, 33)])
+def test_sums_that_nearly_cancel_are_the_same_in_any_rows(
+    form: str, dtype: torch.dtype, outputs: int, inputs: int
+) -> None:
+    draw = torch.Generator().manual_seed(7)
+    x, weight = telling_factors(70, outputs, inputs, dtype, draw)
+    blocks = RowBlockFormat(WEIGHT_FORMATS[form], dtype)
+    finished = blocks.finish(weight)
+    whole = blocks.apply(x, finished, None)
+    for count in (1, 2, 3, 7, 16, 33, 65):
+        assert torch.equal(blocks.apply(x[-count:], finished, None), whole[-count:]), count
 
 
 def test_a_library_whose_products_follow_the_place_is_refused() -> None:

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from headrace.base.decision import Decision
 from headrace.base.errors import UnsupportedError
-from headrace.kernels.row_blocks import BLOCK_ROWS, blocks_of, equal_blocks
+from headrace.kernels.row_blocks import BLOCK_ROWS, blocks_of, equal_blocks, telling_factors
 from headrace.layers.weight_formats import WeightFormat
 
 if TYPE_CHECKING:
     from headrace.layers.weights import WeightSpace
 
-SEED = 20261129  # of the rows that are tried
+SEED = 20261129  # of the numbers that are tried
+BIAS_SCALE = 2.0**-20  # of the size of what rounding leaves, so that it does not hide it
 
 
 class RowBlockFormat:
@@ -40,10 +41,9 @@ class RowBlockFormat:
         """Raises `UnsupportedError` where no size of a block gives a row the same bits at every
         place."""
         shape = tuple(weight.shape)
-        finished = self._inner.finish(weight)
         if shape not in self._sizes:
-            self._sizes[shape] = self._proven(shape, finished)
-        return finished
+            self._sizes[shape] = self._proven(shape)
+        return self._inner.finish(weight)
 
     def apply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None
@@ -72,14 +72,15 @@ class RowBlockFormat:
             f"{len(self._sizes)} shapes of weights, with {torch.get_num_threads()} threads",
         )
 
-    def _proven(self, shape: tuple[int, ...], weight: Tensor) -> tuple[int, ...]:
+    def _proven(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         draw = torch.Generator().manual_seed(SEED)
         outputs, inputs = shape
-        rows = torch.randn(BLOCK_ROWS[-1], inputs, generator=draw).to(self._dtype)
-        bias = torch.randn(outputs, generator=draw).to(self._dtype)
+        rows, weight = telling_factors(BLOCK_ROWS[-1], outputs, inputs, self._dtype, draw)
+        finished = self._inner.finish(weight)
+        bias = (torch.randn(outputs, generator=draw) * BIAS_SCALE).to(self._dtype)
         found = set(BLOCK_ROWS)
         for each in (None, bias):
-            product = partial(self._inner.apply, weight=weight, bias=each)
+            product = partial(self._inner.apply, weight=finished, bias=each)
             found &= set(equal_blocks(product, rows, BLOCK_ROWS))
         if not found:
             raise UnsupportedError(
