@@ -3,7 +3,7 @@
 from typing import Any
 
 from headrace.batch.facts import Bucket
-from headrace.execution.path import next_missing
+from headrace.execution.captures_buckets import next_missing
 from headrace.execution.selector import Selector
 
 BUCKETS = [Bucket(tokens=size, sequences=size) for size in (1, 2, 4)]

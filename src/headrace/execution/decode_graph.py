@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import NotYet, Refusal
@@ -27,10 +26,10 @@ from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, PPProxyTensors
 from headrace.batch.rows import Rows
 from headrace.batch.side_request import HiddenStateRequest
+from headrace.execution.captures_buckets import CapturesBuckets
 from headrace.execution.eager import Model
 from headrace.execution.graph_recorder import held_bytes, place_of
 from headrace.execution.kept_states import KeptStates
-from headrace.execution.path import CaptureReport, next_missing
 from headrace.kernels.batch_preparation_triton import advance_decode, prepare_decode
 from headrace.kernels.one_storage import one_storage
 from headrace.kernels.sampling_triton import SamplingColumns, SamplingScratch, sample_tokens
@@ -95,8 +94,8 @@ class StaticInputs:
         )
 
 
-class DecodeGraphPath:
-    """Decode steps as graph replays.
+class DecodeGraphPath(CapturesBuckets[CapturedStep]):
+    """Decode steps as graph replays. Variants with filters are captured at need only.
 
     Args:
         sizes: rows of the buckets, ascending.
@@ -126,7 +125,7 @@ class DecodeGraphPath:
         kept: KeptStates | None = None,
     ) -> None:
         self.sizes = tuple(sizes)
-        self._plain = tuple(Bucket(tokens=size, sequences=size) for size in self.sizes)
+        super().__init__([Bucket(tokens=size, sequences=size) for size in self.sizes])
         self._rows, self._tables, self._page_size = rows, dict(tables), page_size
         self._backends, self._model, self._head = tuple(backends), model, head
         self._pdl, self._taps, self._kept = pdl, taps, kept
@@ -137,9 +136,7 @@ class DecodeGraphPath:
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: cuBLAS keeps a workspace of up to 32 MiB for each stream it meets.
         self._stream = torch.cuda.Stream()
-        self._captured: dict[Bucket, CapturedStep] = {}
         self._last_rows: tuple[int, ...] = ()
-        self._report = CaptureReport(seconds={}, bytes={})
 
     # ---- choosing
 
@@ -181,27 +178,6 @@ class DecodeGraphPath:
 
     # ---- capture
 
-    def prepare(self) -> CaptureReport:
-        """What has been captured so far; buckets are captured at need."""
-        return self._report
-
-    def capture_all(self, *, progress: bool = False) -> None:
-        """Capture every bucket without filters, the largest first: later ones fit into its memory.
-
-        The variants with filters are captured at need.
-        """
-        buckets = tqdm(self._plain[::-1], desc="Capturing decode graphs", disable=not progress)
-        for bucket in buckets:
-            if bucket not in self._captured:
-                self.capture(bucket)
-
-    def prepare_more(self) -> bool:
-        """Capture one bucket without filters that is missing."""
-        bucket = next_missing(self._plain, self._captured)
-        if bucket is not None:
-            self.capture(bucket)
-        return bucket is not None
-
     def make_ready(self, facts: BatchFacts) -> None:
         """Capture the bucket that such a batch needs, if it can take one and has none yet."""
         if self._refusal(facts)[0]:
@@ -223,7 +199,6 @@ class DecodeGraphPath:
         return self._inputs.batch(bucket.sequences, self._page_size)
 
     def capture(self, bucket: Bucket) -> None:
-        """Capture one bucket. The forward stream is drained first; live rows are not touched."""
         start = time.perf_counter()
         before = held_bytes()
         batch = self._begin(bucket)
@@ -238,19 +213,17 @@ class DecodeGraphPath:
             logits, hidden = self._step(batch, bucket)
         # The logits of all buckets would take gigabytes: their places are shared like all else.
         # Both were held to the end of the capture, so that nothing of this step overwrites them.
-        self._captured[bucket] = CapturedStep(
-            graph=graph, logits=place_of(logits), hidden=place_of(hidden)
-        )
+        step = CapturedStep(graph=graph, logits=place_of(logits), hidden=place_of(hidden))
         del logits, hidden
-        self._report.seconds[bucket] = time.perf_counter() - start
-        self._report.bytes[bucket] = held_bytes() - before
+        seconds = time.perf_counter() - start
+        self._keep(bucket, step, seconds=seconds, size=held_bytes() - before)
+        variant = f" ({bucket.variant})" if bucket.variant else ""
         log.info(
-            "captured %s rows%s in %.2f s (%d of %d without filters)",
+            "captured %s rows%s in %.2f s (%s without filters)",
             bucket.sequences,
-            f" ({bucket.variant})" if bucket.variant else "",
-            self._report.seconds[bucket],
-            sum(plain in self._captured for plain in self._plain),
-            len(self._plain),
+            variant,
+            seconds,
+            self._so_far(),
         )
 
     def _step(self, batch: ForwardBatch, bucket: Bucket) -> tuple[Tensor, Tensor]:

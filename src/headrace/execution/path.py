@@ -1,6 +1,5 @@
 """A way to run a forward, as the selector sees it."""
 
-from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,16 +19,6 @@ class CaptureReport:
 
     seconds: dict[Bucket, float]
     bytes: dict[Bucket, int]
-
-
-def next_missing(buckets: Sequence[Bucket], captured: Container[Bucket]) -> Bucket | None:
-    """Which of the buckets, in ascending order, to capture when there is time; `None`: none.
-
-    The largest comes first, since all others fit into its memory, then the smallest that is
-    missing: after an idle moment few requests come, not many.
-    """
-    order = (*buckets[-1:], *buckets[:-1])
-    return next((bucket for bucket in order if bucket not in captured), None)
 
 
 class ForwardPath(Protocol):

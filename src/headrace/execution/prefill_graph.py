@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from headrace.base.decision import NotYet, Refusal
 from headrace.base.log import get_logger
@@ -25,9 +24,9 @@ from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.execution.captures_buckets import CapturesBuckets
 from headrace.execution.eager import Model
 from headrace.execution.eager_ends import EagerEnds
-from headrace.execution.path import CaptureReport, next_missing
 from headrace.execution.segments import RecordedBody, Recorder, record
 from headrace.layers.attention import SelfAttention
 
@@ -125,7 +124,7 @@ class PrefillInputs:
                 buffer[tokens:padded].zero_()  # attention leaves it so
 
 
-class PrefillGraphPath:
+class PrefillGraphPath(CapturesBuckets[RecordedBody]):
     """Extend and mixed steps as replays between eager attention calls.
 
     A bucket is captured when a step asks for it the `ask`-th time: capturing takes some tenths of a
@@ -161,13 +160,11 @@ class PrefillGraphPath:
         ends: EagerEnds,
     ) -> None:
         self.sizes = tuple(sizes)
-        self._buckets = tuple(Bucket(tokens=size, sequences=0) for size in self.sizes)
+        super().__init__([Bucket(tokens=size, sequences=0) for size in self.sizes])
         self._body, self._layers, self._recorder = body, tuple(layers), recorder
         self._inputs = PrefillInputs(self.sizes[-1], groups, layers, dtype=dtype, device=device)
         self.ends = ends
         self._ask, self._quick, self._asked = ask, quick, Counter[Bucket]()
-        self._captured: dict[Bucket, RecordedBody] = {}
-        self._report = CaptureReport(seconds={}, bytes={})
 
     # ---- choosing
 
@@ -198,23 +195,8 @@ class PrefillGraphPath:
 
     # ---- capture
 
-    def prepare(self) -> CaptureReport:
-        """What has been captured so far; buckets are captured at need."""
-        return self._report
-
-    def capture_all(self, *, progress: bool = False) -> None:
-        """Capture every bucket, the largest first: later ones fit into its memory."""
-        buckets = tqdm(self._buckets[::-1], desc="Capturing prefill graphs", disable=not progress)
-        for bucket in buckets:
-            if bucket not in self._captured:
-                self.capture(bucket)
-
     def prepare_more(self) -> bool:
-        """Capture one bucket that is missing."""
-        bucket = next_missing(self._buckets, self._captured) if self._quick else None
-        if bucket is not None:
-            self.capture(bucket)
-        return bucket is not None
+        return self._quick and super().prepare_more()
 
     def make_ready(self, facts: BatchFacts) -> None:
         """Count the ask, and capture the bucket if it is time."""
@@ -229,7 +211,6 @@ class PrefillGraphPath:
 
     @torch.inference_mode()
     def capture(self, bucket: Bucket) -> None:
-        """Capture one bucket. The forward stream is drained first; only slot 0 is written."""
         start, before = time.perf_counter(), self._recorder.held_bytes()
         self._inputs.clear()
         captured = record(
@@ -239,16 +220,15 @@ class PrefillGraphPath:
             attended=self._inputs.attended,
             recorder=self._recorder,
         )
-        self._captured[bucket] = captured
-        self._report.bytes[bucket] = self._recorder.held_bytes() - before
-        self._report.seconds[bucket] = time.perf_counter() - start
+        size = self._recorder.held_bytes() - before
+        seconds = time.perf_counter() - start
+        self._keep(bucket, captured, seconds=seconds, size=size)
         log.info(
-            "captured %s prompt tokens, %s segments, in %.2f s (%d of %d)",
+            "captured %s prompt tokens, %s segments, in %.2f s (%s)",
             bucket.tokens,
             len(captured.segments),
-            self._report.seconds[bucket],
-            len(self._captured),
-            len(self._buckets),
+            seconds,
+            self._so_far(),
         )
 
     # ---- delivery
