@@ -210,6 +210,28 @@ def test_hub_downloads_no_weights_for_a_tokenizer(monkeypatch):
     assert asked["files"] == ["x.gguf"]
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_hub_does_not_give_a_file(monkeypatch, gated):
+    """llm2vec#36 and many more: anybody may list a gated repository."""
+    from huggingface_hub.errors import GatedRepoError
+
+    response = SimpleNamespace(headers={}, request=None, status_code=403)
+    refused = GatedRepoError("403 Client Error.\n\nCannot access", response=response)
+    error = refused if gated else OSError(28, "No space left on device")
+
+    def download(*_, **__):
+        raise error
+
+    listed(monkeypatch, "config.json", "model.safetensors")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    told = (
+        "GatedRepoError.*page of owner/name, and set HF_TOKEN" if gated else "No space.*Try again"
+    )
+    with pytest.raises(NotFoundError, match=f"'owner/name' cannot be downloaded.*{told}") as caught:
+        resolve_model("owner/name")
+    assert "\n" not in str(caught.value)
+
+
 def test_hub_gguf(monkeypatch):
     asked = listed(monkeypatch, "README.md", "x.gguf")
     assert str(resolve_model("owner/name")) == "/hub/snapshot/x.gguf"

@@ -21,6 +21,7 @@ _SMALL_FILES = ("*.json", "*.jinja", *_TOKENIZERS, "merges.txt")
 _USUAL_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _SECONDS_TO_ANSWER = 10.0
+_LONGEST_REASON = 300  # characters
 
 
 def is_hub_id(name: str) -> bool:
@@ -35,7 +36,8 @@ def resolve_hub_model(name: str, revision: str | None, *, weights: bool = True) 
         weights: False leaves them out where the tokenizer is in files of its own.
 
     Raises:
-        NotFoundError: no such repository, or the hub is out of reach and the cache lacks it.
+        NotFoundError: no such repository, the hub is out of reach and the cache lacks it, or the
+            files cannot be downloaded (not permitted, interrupted, no room).
         UnsupportedError: the repository holds neither safetensors nor one .gguf.
     """
     match = _HUB_ID.fullmatch(name)
@@ -46,7 +48,7 @@ def resolve_hub_model(name: str, revision: str | None, *, weights: bool = True) 
     except Exception as error:  # network errors of several libraries; the cache decides below
         return _from_cache(name, repository, file, revision, error)
     wanted = _choose_files(repository, listing, file, weights)
-    return _download(repository, revision, wanted)
+    return _download(name, repository, revision, wanted)
 
 
 def _list_files(repository: str, revision: str | None) -> list[str]:
@@ -89,10 +91,21 @@ def _choose_files(
     )
 
 
-def _download(repository: str, revision: str | None, files: list[str]) -> Path:
+def _download(name: str, repository: str, revision: str | None, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError
 
-    folder = Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+    except Exception as error:  # of network, disk and permissions, from several libraries
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise NotFoundError(
+            f"Model {name!r} cannot be downloaded",
+            why=f"{type(error).__name__}: {reason}",
+            remedy=f"Accept its conditions on the hub's page of {repository}, and set HF_TOKEN"
+            if isinstance(error, GatedRepoError)
+            else "Try again, it goes on where it ended, or download the model and give its folder",
+        ) from error
     gguf = [name for name in files if name.endswith(".gguf")]
     return folder / gguf[0] if gguf else folder
 
