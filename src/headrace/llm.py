@@ -13,6 +13,7 @@ from headrace.engine.batch_arguments import (
     Params,
     Prompts,
     check_single,
+    check_template_variables,
     for_each,
     listed_conversations,
     listed_messages,
@@ -137,6 +138,7 @@ class LLM(Watching):
             RequestError: the model has no chat template, or it refuses the messages; names the
                 conversation's index. Nothing ran.
         """
+        check_template_variables(template)
         batch = listed_conversations(messages)
         params = self._params(sampling_params, len(batch))
         prepare = partial(self._prepare_chat, self._chat_tokenizer(chat_template), template)
@@ -152,6 +154,7 @@ class LLM(Watching):
         **template: Any,
     ) -> Generator[Piece, None, None]:
         """Answer one conversation, piece by piece; see `stream`."""
+        check_template_variables(template)
         (params,) = self._params(sampling_params, 1)
         tokenizer = self._chat_tokenizer(chat_template)
         prepared = self._prepare_chat(tokenizer, template, messages, params)

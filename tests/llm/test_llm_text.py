@@ -10,7 +10,7 @@ from tiny_engine import EOS, write_checkpoint
 from tiny_llm import GREEDY, PRINTABLE, assert_nothing_is_held, joined, make_llm, one, scripted
 
 from headrace import LLM, SamplingParams
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.engine.outputs import Piece
 
 PROMPT = "The prompt"
@@ -244,6 +244,22 @@ def test_chat_with_a_template_of_the_caller(folder: Path) -> None:
     assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == "<user>Hi</s><assistant>"
     with pytest.raises(RequestError, match="chat template cannot render"):
         llm.chat(messages, GREEDY, chat_template="{% if %}")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("temperature", "use SamplingParams(temperature=...)"),
+        ("max_new_tokens", "use max_tokens"),
+        ("chat_template_kwargs", "give its entries as arguments of their own"),
+    ],
+)
+def test_options_that_no_template_reads_are_refused(llm: LLM, name: str, answer: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    for chat in (llm.chat, llm.stream_chat):
+        with pytest.raises(UnknownFieldError) as caught:
+            chat(messages, **{name: {}})
+        assert str(caught.value) == f"Unknown argument of chat: {name} ({answer})."
 
 
 @pytest.mark.parametrize(("length", "made"), [(10, 128), (200, 56), (255, 1)])

@@ -28,21 +28,25 @@ class OtherWords:
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
 
-    def answer(self, name: str, known: Collection[str]) -> str:
-        """What to write in place of `name`, which is none of `known`; "" where nobody knows."""
-        name = name[:_LONGEST]
+    def exact_answer(self, name: str) -> str:
+        """What to write in place of one of these words; "" where it is none."""
         if name in self.renamed:
             return f"use {self.renamed[name]}"
         if name in self.switches:
             ours = [f"{option}={value!r}" for option, value in self.switches[name].items()]
             return f"use {', '.join(ours)}" if ours else "it is always on"
-        if name in self.advice:
-            return self.advice[name]
+        return self.advice.get(name, "")
+
+    def answer(self, name: str, known: Collection[str]) -> str:
+        """What to write in place of `name`, which is none of `known`; "" where nobody knows."""
+        name = name[:_LONGEST]
+        if exact := self.exact_answer(name):
+            return exact
         if close := get_close_matches(name, known, n=1, cutoff=_NEAR):
             return f"did you mean {close[0]}?"
         theirs = (*self.renamed, *self.switches, *self.advice)
         if close := get_close_matches(name, theirs, n=1, cutoff=0.8):
-            return f"as for {close[0]}: {self.answer(close[0], known)}"
+            return f"as for {close[0]}: {self.exact_answer(close[0])}"
         return ""
 
 

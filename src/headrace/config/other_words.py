@@ -71,7 +71,7 @@ ENGINE_WORDS = OtherWords(
             ),
             _ABSENT,
         ),
-        "chat_template": "the checkpoint's own is used",
+        "chat_template": "LLM.chat takes one, by default the checkpoint's own",
         "compilation_config": "cpu_graph and prefill_graph='piecewise' compile",
         "download_dir": "HF_HOME in the environment says where the hub's files go",
         "enable_chunked_prefill": "prompts are always chunked; chunked_prefill_size says how long",

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.engine.prompts import Prompt, plain
+from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
@@ -66,6 +67,24 @@ def listed_conversations(messages: Any) -> list[Sequence[Message]]:
     """The conversations of a call; one alone becomes a list of itself."""
     listed = _as_list("messages", messages, _MESSAGES)
     return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def check_template_variables(variables: Iterable[str]) -> None:
+    """Refuse options of a request among what goes to the chat template, which would not read them.
+
+    Raises:
+        UnknownFieldError: says where each belongs.
+    """
+    fields = SamplingParams.__dataclass_fields__
+    for name in variables:
+        if name == "chat_template_kwargs":
+            answer = "give its entries as arguments of their own"
+        elif name in fields:
+            answer = f"use SamplingParams({name}=...)"
+        else:
+            answer = SAMPLING_WORDS.exact_answer(name)
+        if answer:
+            raise UnknownFieldError(f"Unknown argument of chat: {name} ({answer})")
 
 
 def _as_list(name: str, value: Any, remedy: str) -> list[Any]:

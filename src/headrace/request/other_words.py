@@ -83,7 +83,7 @@ SAMPLING_WORDS = OtherWords(
         "lora_request": _NOT_HERE,
         "max_length": "max_tokens counts the output alone",
         "output_kind": "LLM.generate gives whole outputs, LLM.stream pieces",
-        "stream": "use LLM.stream",
+        "stream": "use LLM.stream or LLM.stream_chat",
     },
 )
 
