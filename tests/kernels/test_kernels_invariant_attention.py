@@ -8,9 +8,9 @@ import torch
 from attention_cases import Case, make
 
 from headrace.kernels import attention_twins as twins
+from headrace.kernels.decode_splits import MOST_PROGRAMS
 from headrace.kernels.invariant_splits import (
     FIRST_KEYS,
-    MOST_PROGRAMS,
     SplitScratch,
     most_splits,
     runs_of,

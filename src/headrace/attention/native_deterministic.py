@@ -79,9 +79,4 @@ class DeterministicNativeBackend(TorchNativeBackend):
             soft_cap=layer.soft_cap,
             sinks=layer.sinks,
         )
-        result, sums = result.flatten(0, 1), sums.flatten(0, 1)
-        if tile.dead is not None:
-            dead = tile.dead.flatten()
-            result = result.masked_fill(dead[:, None, None], 0)
-            sums = sums.masked_fill(dead[:, None], float("-inf"))
-        return result, sums
+        return tile.clear_dead(result.flatten(0, 1), sums.flatten(0, 1))

@@ -60,6 +60,15 @@ class Tile:
     mask: Tensor | None
     mask_later: bool
 
+    def clear_dead(self, result: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Result [b * E, N, Dv] and lse [b * E, N], 0 and -inf where a query sees nothing."""
+        if self.dead is None:
+            return result, lse
+        dead = self.dead.flatten()
+        if lse is not None:
+            lse = lse.masked_fill(dead[:, None], float("-inf"))
+        return result.masked_fill(dead[:, None, None], 0), lse
+
     def covers(self, tokens: int) -> bool:
         """Whether its queries are all the step's tokens, in their order."""
         return isinstance(self.tokens, slice) and self.rows * self.queries == tokens

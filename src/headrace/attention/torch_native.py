@@ -174,13 +174,7 @@ class TorchNativeBackend(AttentionBackend):
                 queries, k, v, mask, layer.scale, soft_cap=layer.soft_cap, sinks=layer.sinks
             )
             sums = sums.flatten(0, 1)
-        result = result.flatten(0, 1)
-        if tile.dead is not None:
-            dead = tile.dead.flatten()
-            result = result.masked_fill(dead[:, None, None], 0)
-            if sums is not None:
-                sums = sums.masked_fill(dead[:, None], float("-inf"))
-        return result, sums
+        return tile.clear_dead(result.flatten(0, 1), sums)
 
 
 class _Gather:

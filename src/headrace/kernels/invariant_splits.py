@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.kernels.decode_splits import most_runs
+
 FIRST_KEYS = 256
 """Keys of the first splits; a multiple of every block of keys."""
 SAME_LENGTH = 8
 """Splits of one length; the next ones are twice as long."""
-MOST_PROGRAMS = 1024
-"""Of a decode call whose rows are spread over several programs each."""
-MOST_RUNS = 64
 
 
 def split_start(split: int, *, grows: bool) -> int:
@@ -45,7 +44,7 @@ def most_splits(max_seq_len: int, *, window: int | None) -> int:
 
 def runs_of(*, batch: int, kv_heads: int, splits: int) -> int:
     """Over how many programs a row's splits are spread; results do not depend on it."""
-    return max(1, min(splits, MOST_RUNS, MOST_PROGRAMS // max(1, batch * kv_heads)))
+    return min(splits, most_runs(batch=batch, kv_heads=kv_heads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

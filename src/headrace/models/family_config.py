@@ -79,6 +79,12 @@ def read_layers(
     return tuple(layers)
 
 
+def read_window(config: Mapping[str, Any], default: int) -> int | None:
+    """`sliding_window`, keys that a query sees, itself included: null and 0 mean none, and
+    `default` holds for a config that has no key, as in transformers."""
+    return read.optional_whole({"sliding_window": default, **config}, "sliding_window")
+
+
 def read_traits(
     config: Mapping[str, Any],
     *,

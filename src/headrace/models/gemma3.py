@@ -17,7 +17,14 @@ from headrace.layers.rope import Rotation
 from headrace.layers.weights import WeightSpace
 from headrace.models import config_reader as read
 from headrace.models.decoder import CausalDecoder, gated_mlp, norm
-from headrace.models.family_config import FULL, SLIDING, read_heads, read_layers, read_traits
+from headrace.models.family_config import (
+    FULL,
+    SLIDING,
+    read_heads,
+    read_layers,
+    read_traits,
+    read_window,
+)
 from headrace.models.rope_config import read_rope, rope_section
 
 # transformers' values for a config that has no key
@@ -71,7 +78,7 @@ def gemma3_traits(config: Mapping[str, Any]) -> ModelTraits:
     pattern = read.whole(config, "sliding_window_pattern", PATTERN)
     layers = read_layers(
         config,
-        window=read.optional_whole({"sliding_window": WINDOW, **config}, "sliding_window"),
+        window=read_window(config, WINDOW),
         default_kinds=[
             SLIDING if (index + 1) % pattern else FULL
             for index in range(read.whole(config, "num_hidden_layers"))

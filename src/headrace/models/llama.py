@@ -6,7 +6,14 @@ from typing import Any
 from headrace.config.persona import ModelTraits
 from headrace.models import config_reader as read
 from headrace.models.decoder import CausalDecoder
-from headrace.models.family_config import FULL, SLIDING, read_heads, read_layers, read_traits
+from headrace.models.family_config import (
+    FULL,
+    SLIDING,
+    read_heads,
+    read_layers,
+    read_traits,
+    read_window,
+)
 from headrace.models.rope_config import context_length, read_rope, rope_section
 
 MISTRAL_WINDOW = 4096  # transformers' value for a config that has no key; null means no window
@@ -23,7 +30,7 @@ def llama_traits(config: Mapping[str, Any]) -> ModelTraits:
 
 def mistral_traits(config: Mapping[str, Any]) -> ModelTraits:
     """Config keys of MistralForCausalLM: `sliding_window` holds for every layer."""
-    window = read.optional_whole({"sliding_window": MISTRAL_WINDOW, **config}, "sliding_window")
+    window = read_window(config, MISTRAL_WINDOW)
     return _traits(config, family="mistral", window=window)
 
 

@@ -6,10 +6,18 @@ from typing import Any
 from headrace.config.persona import LayerTraits, ModelTraits
 from headrace.models import config_reader as read
 from headrace.models.decoder import CausalDecoder
-from headrace.models.family_config import FULL, SLIDING, read_heads, read_layers, read_traits
+from headrace.models.family_config import (
+    FULL,
+    SLIDING,
+    read_heads,
+    read_layers,
+    read_traits,
+    read_window,
+)
 from headrace.models.rope_config import context_length, read_rope, rope_section
 
-FIRST_WINDOW_LAYER = 28  # transformers' max_window_layers for a config that has none
+# transformers' values for a config that has no key
+WINDOW, FIRST_WINDOW_LAYER = 4096, 28
 
 
 class Qwen2ForCausalLM(CausalDecoder):
@@ -37,7 +45,7 @@ def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerTraits, ...]:
     """
     window = None
     if read.flag(config, "use_sliding_window", False):
-        window = read.optional_whole({"sliding_window": 4096, **config}, "sliding_window")
+        window = read_window(config, WINDOW)
     # 0 is a real value here: every layer slides
     first = config.get("max_window_layers")
     first = 0 if first == 0 else read.whole(config, "max_window_layers", FIRST_WINDOW_LAYER)

@@ -8,7 +8,14 @@ from headrace.base.errors import CheckpointError
 from headrace.config.persona import LayerTraits, ModelTraits, MoeTraits
 from headrace.models import config_reader as read
 from headrace.models.decoder import CausalDecoder
-from headrace.models.family_config import FULL, SLIDING, read_heads, read_layers, read_traits
+from headrace.models.family_config import (
+    FULL,
+    SLIDING,
+    read_heads,
+    read_layers,
+    read_traits,
+    read_window,
+)
 from headrace.models.rope_config import context_length, read_rope, rope_section
 
 WINDOW = 4096  # transformers' value for a config that uses a window and names none
@@ -63,7 +70,7 @@ def _layers(config: Mapping[str, Any], moe: MoeTraits) -> tuple[LayerTraits, ...
     where it is used, holds for all layers."""
     window = None
     if read.flag(config, "use_sliding_window", False):
-        window = read.optional_whole({"sliding_window": WINDOW, **config}, "sliding_window")
+        window = read_window(config, WINDOW)
     count = read.whole(config, "num_hidden_layers")
     kinds = [FULL if window is None else SLIDING] * count
     step = read.whole(config, "decoder_sparse_step", 1)
