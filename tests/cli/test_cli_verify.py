@@ -52,12 +52,14 @@ def test_agreement_is_0_and_a_fault_is_1(
 
 def test_prompts_are_texts_or_ids(tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    file.write_text("a text\n\n[1, 2]\n[not ids]\n[]\n")
+    deep = "[" * 100_000  # deeper than JSON is read
+    file.write_text(f"a text\n\n[1, 2]\n[not ids]\n[]\n{deep}\n")
     assert [each.prompt for each in read_prompts(str(file))] == [
         "a text",
         [1, 2],
         "[not ids]",
         "[]",
+        deep,
     ]
 
 
@@ -80,6 +82,7 @@ def test_json_lines_bring_prompts_conversations_and_lengths(tmp_path: Path) -> N
     ("line", "told"),
     [
         ('{"prompt": "a"', "is no JSON"),
+        ('{"prompt": ' + "[" * 100_000, "is no JSON"),
         ('{"prompt": "a", "temperature": 1}', "has temperature"),
         ('{"max_tokens": 3}', "either prompt or messages"),
         ('{"prompt": "a", "messages": []}', "either prompt or messages"),

@@ -26,7 +26,7 @@ from headrace.layers.cpu_operators import CpuOperators
 from headrace.memory.radix_cache import RadixCache
 from headrace.models.decoder import CausalDecoder
 from headrace.runner.model_runner import ModelRunner
-from headrace.scheduler import scheduler
+from headrace.scheduler import launch
 from headrace.testing.reference import PAGE_SIZE as REFERENCE_PAGE
 from headrace.testing.verify import verify
 from headrace.testing.verify_report import VerifyReport
@@ -181,23 +181,23 @@ def prefix_shifted_by_one_page(patch: Patch) -> None:
 
 
 def counts_lost_in_retraction(patch: Patch) -> None:
-    original = scheduler.row_start
+    original = launch.row_start
 
     def row_start(sequence: Any) -> Any:
         start = original(sequence)
         return replace(start, prompt_length=len(start.tokens)) if sequence.retractions else start
 
-    patch.setattr(scheduler, "row_start", row_start)
+    patch.setattr(launch, "row_start", row_start)
 
 
 def seed_lost_in_retraction(patch: Patch) -> None:
-    original = scheduler.row_start
+    original = launch.row_start
 
     def row_start(sequence: Any) -> Any:
         start = original(sequence)
         return replace(start, seed=start.seed + 1) if sequence.retractions else start
 
-    patch.setattr(scheduler, "row_start", row_start)
+    patch.setattr(launch, "row_start", row_start)
 
 
 def token_of_the_wrong_row(patch: Patch) -> None:

@@ -122,7 +122,7 @@ def _json(text: str) -> Any:
     """What a line says as JSON; `None` where it is none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

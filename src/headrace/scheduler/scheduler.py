@@ -223,7 +223,7 @@ class Scheduler:
 
     def _retract_for_test(self) -> None:
         every = self._retract_every
-        if every and self.counts["steps"] % every == every - 1 and len(self.chooser.running) > 1:
+        if every and self.counts["steps"] % every == every - 1 and self.chooser.running:
             latest = self.chooser.running[-1]
             if latest.state is State.RUNNING and latest.sampled_here:
                 self.chooser.retract(latest)

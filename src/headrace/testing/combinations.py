@@ -34,11 +34,13 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     "prefill_graph (piecewise)": {"prefill_graph": "piecewise"},
     "cpu_graph": {"cpu_graph": "on"},
 }
+OF_DECODE_STEPS = ("decode_graph", "cpu_graph")
 CACHES = ("off", "cold", "warm", "hit")
 PAGE_SIZES = (1, 16, 64)
 CHUNKS = (29, 64, 1024)
 PAIRWISE_ORDERS = 8
 CAPTURE_COST = 3  # of a configuration that captures or compiles, in those that do not
+RETRACT_EVERY = 2  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +101,17 @@ class Admitted:
     refused: list[Refusal]
 
 
-def admitted(asked: EngineConfig, settled: Settled) -> Admitted:
-    """Every configuration within `asked`: what was asked for by name stays, the rest varies."""
+def admitted(asked: EngineConfig, settled: Settled, *, outputs: int) -> Admitted:
+    """Every configuration within `asked`: what was asked for by name stays, the rest varies.
+
+    Args:
+        outputs: tokens that a prompt of the workload makes, at most.
+    """
     found: list[Configuration] = []
     refused: dict[Refusal, None] = {}
+    retracted = outputs > RETRACT_EVERY
+    if not retracted:
+        refused[_too_short("retraction", RETRACT_EVERY)] = None
     for path, attention, page_size in product(
         PATHS, _attention_names(asked), _given(asked.page_size, PAGE_SIZES)
     ):
@@ -120,10 +129,10 @@ def admitted(asked: EngineConfig, settled: Settled) -> Admitted:
                 _given(asked.chunked_prefill_size, CHUNKS),
                 CACHES if asked.enable_prefix_cache else ("off",),
                 _given(asked.enable_overlap, (False, True)),
-                (False, True),
+                (False, True) if retracted else (False,),
             )
         ]
-        refusal = _ruled_out(asked, path) or _refusal(asked, settled, family[0])
+        refusal = _ruled_out(asked, path, outputs) or _refusal(asked, settled, family[0])
         if refusal is None:
             found += family
         else:
@@ -177,13 +186,23 @@ def _given(asked: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
     return otherwise if asked is None else (asked,)
 
 
-def _ruled_out(asked: EngineConfig, path: str) -> Refusal | None:
-    """A path that was asked to be off, or to be another variant."""
+def _ruled_out(asked: EngineConfig, path: str, outputs: int) -> Refusal | None:
+    """A path that was asked to be off, or to be another variant, or that no step would take."""
+    if path in OF_DECODE_STEPS and outputs == 1:
+        return _too_short(path, 1)
     for name, value in PATHS[path].items():
         given = getattr(asked, name)
         if isinstance(given, str) and given not in ("auto", value):
             return Refusal(subject=path, reason=f"{name} {given} was asked")
     return None
+
+
+def _too_short(subject: str, outputs: int) -> Refusal:
+    return Refusal(
+        subject=subject,
+        reason=f"no prompt makes more than {outputs} {'token' if outputs == 1 else 'tokens'}",
+        remedy="Raise max_tokens",
+    )
 
 
 def _refusal(asked: EngineConfig, settled: Settled, wanted: Configuration) -> Refusal | None:

@@ -6,18 +6,20 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from headrace.base.errors import RequestError
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.batch_arguments import for_each
 from headrace.engine.engine import Engine
 from headrace.engine.prompts import NO_TOKENIZER, Prompt, prompt_token_ids
 from headrace.models.decoder import CausalDecoder
 from headrace.runner.assembly import Settled, settle
 from headrace.testing.bits import Alone
 from headrace.testing.calibration import PlainError, calibrated, measure
-from headrace.testing.combinations import Configuration, admitted, pairwise
+from headrace.testing.combinations import RETRACT_EVERY, Configuration, admitted, pairwise
 from headrace.testing.comparison import HALF, Tolerance, tolerance_of
 from headrace.testing.deep import FLOORS, plain_layer_bounds
 from headrace.testing.judge import Judge
@@ -40,7 +42,6 @@ from headrace.text.build import build_tokenizer
 from headrace.text.tokenizer import Tokenizer
 from headrace.version import __version__
 
-RETRACT_EVERY = 2
 POOL_ROUNDS = 3  # times the workload's pages: cached prompts of both waves beside a running one
 DEEP_MOST = 8  # failing configurations in which the first layer is looked for
 
@@ -73,7 +74,7 @@ def verify(
     tokenizer = None if source is None else build_tokenizer(source)
     work = waves(_prompts(settled, tokenizer, prompts))
     asked = _with_room(asked, work)
-    found = admitted(asked, settled)
+    found = admitted(asked, settled, outputs=max(wave.most_outputs for wave in work))
     chosen = found.configurations
     if not every_combination:
         chosen = pairwise(chosen, asked.seed)
@@ -206,7 +207,8 @@ def _prompts(
 ) -> list[TokenPrompt]:
     vocab_size = settled.persona.traits.vocab_size
     if given is not None:
-        return [_token_prompt(prompt, tokenizer, vocab_size) for prompt in given]
+        make = partial(_token_prompt, tokenizer=tokenizer, vocab_size=vocab_size)
+        return for_each(make, given)
     lengths = LENGTHS if settled.plan.device.value == "cpu" else GPU_LENGTHS
     room = settled.plan.max_model_len.value - NEW_TOKENS
     fitting = [length for length in lengths if length <= room]

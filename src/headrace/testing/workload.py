@@ -57,6 +57,11 @@ class Wave:
     params: list[SamplingParams]
 
     @property
+    def most_outputs(self) -> int:
+        """Tokens that a prompt makes, at most."""
+        return max(output for _, output in self._lengths())
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence, its output included."""
         return max(map(sum, self._lengths()))
