@@ -109,6 +109,33 @@ def test_ctrl_c_waits_for_the_end_of_the_step(llm: LLM) -> None:
     assert_nothing_is_held(llm)
 
 
+def test_a_timeout_by_alarm_reaches_the_caller(llm: LLM) -> None:
+    """fabric#1846: taken for a fault of the step, it ended sequences, and the call went on."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("too long")
+
+    def alarm() -> None:
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with at_step(llm, 3, alarm), pytest.raises(TimeoutError, match="too long"):
+            llm.generate([PROMPT] * 40, LONG, use_tqdm=False)
+        assert_nothing_is_held(llm)
+        with at_step(llm, 2, alarm), pytest.raises(TimeoutError):
+            list(llm.stream(PROMPT, LONG))
+        assert_nothing_is_held(llm)
+        assert signal.getsignal(signal.SIGALRM) is ring
+        rung: list[int] = []
+        signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+        with at_step(llm, 3, alarm):
+            assert one(llm, PROMPT, GREEDY).finish_reason == "length"
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_an_interrupted_call_leaves_a_stream_alone(llm: LLM) -> None:
     expected = tokens(llm, PROMPT, LONG)[0]
     stream = llm.stream(PROMPT, LONG)
