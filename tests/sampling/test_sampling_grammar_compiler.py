@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnavailableError
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.grammar_compiler import MAX_OVERDUE, GrammarCompiler
 
@@ -140,7 +140,7 @@ def test_too_many_that_take_too_long_refuse_the_rest_at_once(make, backend: Back
     for text in texts:
         with pytest.raises(RequestError, match="to compile"):
             compiler.start(form(text)).wait()
-    with pytest.raises(RequestError, match="No grammar can be compiled now"):
+    with pytest.raises(UnavailableError, match="No grammar can be compiled now"):
         compiler.start(form("quick")).wait()
     for event in backend.held.values():
         event.set()

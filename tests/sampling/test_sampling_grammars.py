@@ -57,6 +57,8 @@ NOT_EXPRESSIONS = {
     "[[:alpha:]]": "sets of classes",
     "[a&&b]": "sets of classes",
     "[a\\S]": "within a class",
+    "(" * 101 + "a" + ")" * 101: "more than 100 groups",
+    "a" * 8193: "more than 8192 characters",
 }
 ENDLESS = 'root ::= "a" root | "b"'
 

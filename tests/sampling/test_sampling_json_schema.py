@@ -130,6 +130,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "pattern anchor": ({"type": "string", "pattern": "a^b"}, "no answer begins"),
     "pattern look-ahead": ({"type": "string", "pattern": "^(?=a).*$"}, "look-around"),
     "pattern flags": ({"type": "string", "pattern": "(?i)a"}, "flags"),
+    "pattern groups": ({"type": "string", "pattern": "(" * 30000 + ")" * 30000}, "more than"),
+    "name pattern groups": (
+        {"type": "object", "patternProperties": {"(" * 101 + ")" * 101: INTEGER}},
+        "more than 100 groups",
+    ),
     "pattern class": ({"type": "string", "pattern": "[^]a]"}, "']' within a class"),
     "pattern no text": ({"type": "string", "pattern": 3}, "no string"),
     "multiple above": ({"type": "integer", "multipleOf": 5, "minimum": 1}, "with two"),

@@ -54,7 +54,7 @@ class PendingGrammar(Protocol):
 
     def poll(self, wait: float = 0.0) -> CompiledGrammar | None:
         """The grammar when it is there within `wait` seconds; raises `RequestError` when it never
-        will be."""
+        will be, `UnavailableError` when it cannot be made now."""
 
 
 class GrammarMask:

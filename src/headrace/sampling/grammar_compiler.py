@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnavailableError
 from headrace.base.log import get_logger
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.grammar import CompiledGrammar, GrammarBackend
@@ -48,7 +48,7 @@ class Compilation:
         return self._compiled
 
     def wait(self) -> CompiledGrammar:
-        """The grammar; raises `RequestError` when it will not be there in time."""
+        """The grammar; raises as `check_time` does when it will not be there in time."""
         while True:
             compiled = self.poll(0.1)
             if compiled is not None:
@@ -125,7 +125,8 @@ class GrammarCompiler:
             }
 
     def check_time(self, compilation: Compilation) -> None:
-        """Raise `RequestError` for a compilation that takes too long or will not begin."""
+        """Raise `RequestError` for a compilation that takes too long, `UnavailableError` for one
+        that cannot begin."""
         with self._lock:
             began = compilation.started
             if began is not None and time.monotonic() - began > self._seconds:
@@ -140,7 +141,7 @@ class GrammarCompiler:
                     remedy="Make it smaller: fewer properties, values, levels or repetitions",
                 )
             if began is None and self._overdue >= self._max_workers + MAX_OVERDUE:
-                raise RequestError(
+                raise UnavailableError(
                     "No grammar can be compiled now",
                     why=f"{self._overdue} that take too long are still under way",
                     remedy="Try again later",

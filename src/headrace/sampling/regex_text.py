@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from headrace.base.errors import RequestError
 
+MAX_CHARACTERS = 8192  # the time to compile grows faster than their number
+MAX_GROUPS = 100  # within each other: xgrammar goes down them on the stack of its thread
 _CLASSES = "dDwWsS"
 _CONTROLS = "nrtfv"
 _NUMBERED = "xu"
@@ -36,6 +38,8 @@ def checked_regex(text: str, *, in_json: bool = False) -> str:
     Raises:
         RequestError: it says something that would be passed over.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise _refused(text, MAX_CHARACTERS, f"more than {MAX_CHARACTERS} characters")
     depth = 0
     parts: list[str] = []
     atoms = list(_atoms(text))
@@ -43,6 +47,8 @@ def checked_regex(text: str, *, in_json: bool = False) -> str:
         before = atoms[place - 1].text if place else None
         after = atoms[place + 1].text if place + 1 < len(atoms) else None
         depth += (atom.text == "(") - (atom.text == ")")
+        if depth > MAX_GROUPS:
+            raise _refused(text, atom.at, f"more than {MAX_GROUPS} groups within each other")
         if atom.text == "^" and not (depth == 0 and before in (None, "|")):
             raise _refused(text, atom.at, "'^' stands where no answer begins")
         if atom.text == "$" and not (depth == 0 and after in (None, "|")):

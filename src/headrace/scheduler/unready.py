@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import HeadraceError
 from headrace.request.outcome import Finished
 from headrace.scheduler.sequence import Sequence, State
 
@@ -36,7 +36,7 @@ class Unready:
                     sequence.mask_is_ready = mask is None or mask.is_ready(wait)
                 if sequence.mask_is_ready or sequence.state is State.FINISHED:
                     self._sequences.remove(sequence)
-            except RequestError as error:
+            except HeadraceError as error:
                 self._sequences.remove(sequence)
                 yield sequence, Finished("error", message=str(error))
             wait = 0.0
