@@ -116,8 +116,9 @@ def test_reports_go_to_files_beside_the_table(
     for file in (str(tmp_path), ""):
         assert main([*command, "--json", file]) == 2
         assert "It is a folder. Name another file" in capsys.readouterr().err
-    assert main([*command, "--json", "-", "--html", "-"]) == 2
-    assert "both go to standard output" in capsys.readouterr().err
+    for file, place in (("-", "standard output"), (str(data), repr(str(data))[:40])):
+        assert main([*command, "--json", file, "--html", file]) == 2
+        assert f"both go to {place}" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_does_not_take_the_table_along(

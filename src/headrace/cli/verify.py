@@ -26,8 +26,9 @@ FORMS = (
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
-    if arguments.json == arguments.html == STDOUT:
-        raise ConfigError("--json and --html both go to standard output", remedy="Name a file")
+    if arguments.json is not None and arguments.json == arguments.html:
+        place = "standard output" if arguments.json == STDOUT else shown(arguments.json)
+        raise ConfigError(f"--json and --html both go to {place}", remedy="Name two files")
     prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
     for file in (arguments.json, arguments.html):
         check_writable(file)
