@@ -366,9 +366,11 @@ def test_a_misspelt_flag_is_guessed(capsys) -> None:
         ("generate", "--max-new-tokens", "use --max-tokens"),
         ("explain", "--max-new-tokens", ""),
         ("generate", "--guided-regex", "use --structured regex=..."),
-        ("explain", "--enforce-eager", "use --decode-graph off --prefill-graph off"),
+        ("explain", "--model", "MODEL stands without a flag"),
+        ("explain", "--schedule-policy", "requests run by their priority, then as they come"),
+        ("chat", "-p", "headrace generate has it"),
         ("serve", "--quantization", "weights are taken as the checkpoint has them; "),
-        ("generate", "--tensor-parallel-size", "this version runs on one device; leave it out"),
+        ("generate", "--enable-expert-parallel", "this version runs on one device; leave it out"),
     ],
 )
 def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None:
@@ -376,3 +378,29 @@ def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None
         main([verb, "m", flag])
     told = f"unknown: {flag} ({answer}" if answer else f"unknown: {flag} (see"
     assert told in capsys.readouterr().err
+
+
+def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> None:
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr("headrace.cli.explain.run", lambda parsed: found.append(parsed) or 0)
+    typed = ("--gpu-memory-utilization=0.5", "--enforce-eager", "--tp", "1", "--dtype", "half")
+    assert main(["explain", "m", *typed, "--disable_radix_cache"]) == 0
+    assert engine_config(found[0]) == EngineConfig(
+        model="m",
+        mem_fraction=0.5,
+        decode_graph="off",
+        prefill_graph="off",
+        enable_prefix_cache=False,
+        dtype="float16",
+    )
+
+
+def test_two_devices_are_refused_in_a_line(capsys) -> None:
+    assert main(["explain", "m", "--tensor-parallel-size", "2"]) == 2
+    assert "--tensor-parallel-size is 2. This version runs on one" in capsys.readouterr().err
+
+
+def test_a_prompt_without_its_flag_is_answered(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "some", "text"])
+    assert "unknown: some text (a prompt comes after -p) (see" in capsys.readouterr().err

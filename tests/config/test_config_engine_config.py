@@ -38,7 +38,7 @@ BAD: dict[str, list[Any]] = {
     "tokenizer": NOT_NAMES,
     "revision": NOT_NAMES,
     "load_format": [*NOT_CHOICES, None],
-    "dtype": [*NOT_CHOICES, None, torch.float32],
+    "dtype": [*NOT_CHOICES, None, torch.int8],
     "kv_cache_dtype": [*NOT_CHOICES, None],
     "device": [*NOT_NAMES, None, torch.device("cpu")],
     "max_model_len": NOT_COUNTS,
@@ -159,3 +159,15 @@ def test_other_words_lead_to_options_of_ours() -> None:
     assert set(ONE_ONLY) <= set(words.advice)
     for options in words.switches.values():
         EngineConfig(model="tiny", **options)
+
+
+@pytest.mark.parametrize("written", ["half", "fp16", "float16", "torch.float16", torch.float16])
+def test_dtypes_are_taken_as_others_write_them(written: object) -> None:
+    config = EngineConfig(model="tiny", dtype=written, kv_cache_dtype=written)  # type: ignore[arg-type]
+    assert (config.dtype, config.kv_cache_dtype) == ("float16", "float16")
+
+
+@pytest.mark.parametrize("written", ["fp8", "Half", "torch.int8", 16, ["half"]])
+def test_other_dtypes_are_refused(written: object) -> None:
+    with pytest.raises(ConfigError, match=r"^dtype is .*Allowed: auto, float32, bfloat16, float16"):
+        EngineConfig(model="tiny", dtype=written)  # type: ignore[arg-type]

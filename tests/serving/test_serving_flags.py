@@ -46,6 +46,7 @@ def test_defaults() -> None:
         (("--api_key", "k"), "api_key", "k"),
         (("--log-requests",), "log_requests", True),
         (("--enable-log-requests",), "log_requests", True),
+        (("--disable-log-requests",), "log_requests", False),
         (("--no-check-model-name",), "check_model_name", False),
         (("--context-length", "64"), "max_model_len", 64),
         (("--max-num-seqs=8",), "max_running_requests", 8),
@@ -131,6 +132,7 @@ def test_file_environment_and_flags_in_this_order(tmp_path, monkeypatch) -> None
         ("no_such: 1\nport: 1", r"unknown options: no_such\."),
         ("page_sise: 1", r"unknown options: page_sise \(did you mean --page-size\?\)\."),
         ("quantization: fp8", "unknown options: quantization .weights are taken as"),
+        ("port: x", r"^port in .*serve\.yaml: invalid int value: 'x'"),
         ("[1]", "no options"),
         ("a: [", "read"),
     ],
@@ -145,6 +147,12 @@ def test_a_file_that_is_wrong(tmp_path, text, told) -> None:
 def test_a_switch_in_the_environment_that_is_neither(monkeypatch) -> None:
     monkeypatch.setenv("HEADRACE_LOG_REQUESTS", "perhaps")
     with pytest.raises(ConfigError, match="log_requests is 'perhaps'"):
+        parsed("tiny")
+
+
+def test_a_variable_that_cannot_be_read_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "x")
+    with pytest.raises(ConfigError, match=r"^HEADRACE_PORT: invalid int value: 'x'"):
         parsed("tiny")
 
 

@@ -15,7 +15,7 @@ from headrace.base import env
 from headrace.base.errors import HeadraceError
 from headrace.base.log import log_to_stderr
 from headrace.cli.flags import with_dashes
-from headrace.cli.other_flags import meant
+from headrace.cli.other_flags import in_our_names, meant
 from headrace.cli.parser import Parser
 from headrace.cli.serve_flags import OPTIONS, with_settings
 from headrace.cli.verbs import build_parser
@@ -31,16 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return 0
-    if given[0] == "serve":
-        try:
+    try:
+        if given[0] == "serve":
             given[1:] = with_settings(given[1:])
-        except HeadraceError as error:
-            print(f"headrace: error: {error}", file=sys.stderr)
-            return ERROR
+        elif given[:2] != ["bench", "serve"]:  # which has no engine
+            given = in_our_names(given)
+    except HeadraceError as error:
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return ERROR
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        answered = [_answered(word, parsed.parser, parser) for word in unknown]
-        parsed.parser.error(f"unknown: {' '.join(answered)}")
+        parsed.parser.error(f"unknown: {_unknown(unknown, parsed.parser, parser)}")
     debug = False
     _replace_what_cannot_be_shown()
     try:
@@ -75,11 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ERROR
 
 
+def _unknown(words: Sequence[str], verb: Parser, every: Parser) -> str:
+    """What a verb does not know, with what to type in its place."""
+    if not words[0].startswith("-") and "--prompt" in verb.flags:
+        return f"{' '.join(words)} (a prompt comes after -p)"
+    return " ".join(_answered(word, verb, every) for word in words)
+
+
 def _answered(word: str, verb: Parser, every: Parser) -> str:
     """A word that a verb does not know; if it is a flag, with what to type in its place."""
-    if not word.startswith("--"):
+    if not word.startswith("-"):
         return word
     flag = word.partition("=")[0]
+    if flag == "--model":
+        return f"{word} (MODEL stands without a flag)"
     other = every.verb_with(flag)
     answer = f"{other} has it" if other else meant(flag, verb.flags)
     return f"{word} ({answer})" if answer else word

@@ -1,8 +1,9 @@
 """The flags that vLLM and SGLang have, in the place of which ours are taken or named."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from headrace.base.errors import ConfigError
 from headrace.base.unknown_names import OtherWords
 from headrace.config.other_words import ENGINE_WORDS
 from headrace.config.other_words import ONE_ONLY as ONE_ONLY_OPTIONS
@@ -10,8 +11,13 @@ from headrace.request.other_words import FORMS, SAMPLING_WORDS
 
 # Theirs of the server -> ours.
 _OF_SERVER = {"enable_log_requests": "log_requests", "allowed_origins": "cors_origins"}
-# What these switch on in a server is always on here.
-_ALWAYS_ON = ("enable_auto_tool_choice", "enable_cache_report", "enable_metrics")
+# A server's switches; what those without ours switch on is always on here.
+_SERVER_SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "disable_log_requests": {"log_requests": False},
+    "enable_auto_tool_choice": {},
+    "enable_cache_report": {},
+    "enable_metrics": {},
+}
 
 
 def flag_of(option: str) -> str:
@@ -37,8 +43,10 @@ ALIASES = {
 }
 """Their name -> ours. A value of the flag stays where it is."""
 
-SWITCHES = {flag_of(theirs): _typed(ours) for theirs, ours in ENGINE_WORDS.switches.items()} | {
-    flag_of(theirs): () for theirs in _ALWAYS_ON
+SWITCHES = {
+    flag_of(theirs): _typed(ours)
+    for switches in (ENGINE_WORDS.switches, _SERVER_SWITCHES)
+    for theirs, ours in switches.items()
 }
 """Their flag without a value -> ours."""
 
@@ -53,6 +61,42 @@ _ADVICE = {
     for words in (SAMPLING_WORDS, ENGINE_WORDS)
     for theirs, advice in words.advice.items()
 } | {flag_of(theirs): f"use --structured {form}=..." for theirs, form in FORMS.items()}
+
+
+def in_our_names(typed: Sequence[str]) -> list[str]:
+    """Arguments of a verb with their flags as ours; values and everything after `--` stay.
+
+    Raises:
+        ConfigError: a flag asks for something that is not here.
+    """
+    ours: list[str] = []
+    left = list(typed)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return [*ours, argument, *left]
+        name, equals, value = argument.partition("=")
+        if name in SWITCHES:
+            if equals:
+                raise ConfigError(f"{name} takes no value")
+            ours += SWITCHES[name]
+        elif name in ONE_ONLY:
+            asked = value if equals else _value_of(name, left)
+            if asked != "1":
+                raise ConfigError(
+                    f"{name} is {asked}",
+                    why="this version runs on one device",
+                    remedy="Leave it out",
+                )
+        else:
+            ours.append(ALIASES.get(name, name) + equals + value)
+    return ours
+
+
+def _value_of(name: str, left: list[str]) -> str:
+    if not left:
+        raise ConfigError(f"{name} needs a value")
+    return left.pop(0)
 
 
 def meant(flag: str, known: Collection[str]) -> str:

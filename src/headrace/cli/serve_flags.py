@@ -16,7 +16,7 @@ from headrace.base import env
 from headrace.base.errors import ConfigError
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import add_field_flags, given_fields
-from headrace.cli.other_flags import ALIASES, ONE_ONLY, SWITCHES, flag_of, meant
+from headrace.cli.other_flags import ALIASES, SWITCHES, flag_of, in_our_names, meant
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig
 
@@ -103,41 +103,27 @@ def with_settings(arguments: Sequence[str]) -> list[str]:
     """
     typed = list(arguments)
     file = _taken(typed, CONFIG_FLAG)
-    settings: dict[str, Any] = {} if file is None else _from_file(file)
-    settings |= env.options(OPTIONS)
-    flags = [flag for name, value in settings.items() for flag in _flags(name, value)]
-    return [*flags, *_in_our_names(typed)]
+    flags: list[str] = []
+    if file is not None:
+        flags += _readable(
+            {f"{name} in {file}": _flags(name, value) for name, value in _from_file(file).items()}
+        )
+    flags += _readable(
+        {env.variable_of(name): _flags(name, value) for name, value in env.options(OPTIONS).items()}
+    )
+    return [*flags, *in_our_names(typed)]
 
 
-def _in_our_names(typed: Sequence[str]) -> list[str]:
-    ours: list[str] = []
-    left = list(typed)
-    while left:
-        argument = left.pop(0)
-        if argument == "--":
-            return [*ours, argument, *left]
-        name, equals, value = argument.partition("=")
-        if name in SWITCHES:
-            if equals:
-                raise ConfigError(f"{name} takes no value")
-            ours += SWITCHES[name]
-        elif name in ONE_ONLY:
-            asked = value if equals else _value_of(name, left)
-            if asked != "1":
-                raise ConfigError(
-                    f"{name} is {asked}",
-                    why="this version runs on one device",
-                    remedy="Leave it out",
-                )
-        else:
-            ours.append(ALIASES.get(name, name) + equals + value)
-    return ours
-
-
-def _value_of(name: str, left: list[str]) -> str:
-    if not left:
-        raise ConfigError(f"{name} needs a value")
-    return left.pop(0)
+def _readable(settings: Mapping[str, list[str]]) -> list[str]:
+    """The flags of all settings; one whose value cannot be read is told by where it stands."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_serve_flags(parser)
+    for place, flags in settings.items():
+        try:
+            parser.parse_args(flags)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"{place}: {error.message}") from None
+    return [flag for flags in settings.values() for flag in flags]
 
 
 def _taken(typed: list[str], flag: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.base.errors import ConfigError
 from headrace.base.shown import shown
+from headrace.config.other_words import DTYPE_NAMES
 
 Check = Callable[[str, Any], Any]
 
@@ -37,6 +38,21 @@ def one_of(*allowed: str) -> Check:
         if not isinstance(value, str) or value not in allowed:
             raise _refusal(name, value, ", ".join(allowed))
         return value
+
+    return check
+
+
+def dtype_name(*allowed: str) -> Check:
+    """The name of a dtype, in one of the ways it is written, or torch's object."""
+
+    def check(name: str, value: Any) -> str:
+        plain = str(value) if type(value).__name__ == "dtype" else value
+        if isinstance(plain, str):
+            plain = plain.removeprefix("torch.")
+            plain = DTYPE_NAMES.get(plain, plain)
+            if plain in allowed:
+                return plain
+        raise _refusal(name, value, ", ".join(allowed))
 
     return check
 

@@ -9,6 +9,7 @@ from headrace.config.checks import (
     MAX_INT32,
     MAX_INT64,
     Check,
+    dtype_name,
     flag,
     fraction,
     one_of,
@@ -62,9 +63,9 @@ class EngineConfig:
         "auto, safetensors, gguf, or dummy (seeded random weights)",
         one_of(*LOAD_FORMATS),
     )
-    dtype: str = option("auto", "auto, float32, bfloat16 or float16", one_of(*DTYPES))
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16", dtype_name(*DTYPES))
     kv_cache_dtype: str = option(
-        "auto", "dtype of the KV pool; auto follows dtype", one_of(*DTYPES)
+        "auto", "dtype of the KV pool; auto follows dtype", dtype_name(*DTYPES)
     )
     device: str = option("auto", "auto, cuda or cpu", text("auto, cuda or cpu"))
     max_model_len: int | None = option(None, "longest prompt + output in tokens", _COUNT)

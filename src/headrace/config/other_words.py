@@ -5,10 +5,20 @@ from headrace.base.unknown_names import OtherWords
 ONE_DEVICE = "this version runs on one device; leave it out"
 _ABSENT = "this version does not have it"
 _EAGER = {"decode_graph": "off", "prefill_graph": "off"}
-_GRAPH_SIZES = "give the sizes to decode_graph, as in decode_graph=(1, 2, 4)"
+_GRAPH_SIZES = "decode_graph takes the sizes themselves, as 1, 2, 4"
 _POOL_SIZE = "max_total_tokens sets the KV pool in tokens, mem_fraction as a share of memory"
 _AS_STORED = "weights are taken as the checkpoint has them; GGUF files are unpacked to dtype"
+_ORDER = "requests run by their priority, then as they come"
 _ON_SERVER = "headrace serve has it"
+
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp16": "float16",
+    "fp32": "float32",
+    "half": "float16",
+}
+"""Other names of dtypes -> ours."""
 
 ONE_ONLY = (
     "data_parallel_size",
@@ -53,6 +63,7 @@ ENGINE_WORDS = OtherWords(
         **dict.fromkeys(("quantization", "quantization_config"), _AS_STORED),
         **dict.fromkeys(("cuda_graph_max_bs", "max_seq_len_to_capture"), _GRAPH_SIZES),
         **dict.fromkeys(("num_gpu_blocks_override", "kv_cache_memory_bytes"), _POOL_SIZE),
+        **dict.fromkeys(("schedule_policy", "scheduling_policy"), _ORDER),
         **dict.fromkeys(("api_key", "max_logprobs", "served_model_name"), _ON_SERVER),
         **dict.fromkeys(
             (
@@ -81,12 +92,12 @@ ENGINE_WORDS = OtherWords(
         "grammar_backend": "there is one, xgrammar",
         "guided_decoding_backend": "there is one, xgrammar",
         "hf_token": "HF_TOKEN in the environment is the hub's key",
-        "is_embedding": "LLM.embed works with every model",
+        "is_embedding": "every model generates, and every model embeds",
         "limit_mm_per_prompt": "models here read and write text only",
         "log_level": "the command line reads HEADRACE_LOG_LEVEL; the logger is called headrace",
         "max_prefill_tokens": "chunked_prefill_size is what one step reads of prompts",
         "skip_tokenizer_init": "token ids go in and come out of any model",
-        "task": "LLM.generate and LLM.embed work with every model",
+        "task": "every model generates, and every model embeds",
         "trust_remote_code": "code that comes with a checkpoint is never run",
     },
 )
