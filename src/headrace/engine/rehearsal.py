@@ -35,7 +35,6 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.worker import StepResult, TpModelWorker
 from headrace.scheduler.admission import Admission
-from headrace.scheduler.chooser import Share
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.row_spans import RowSpan, take_routing, take_states_of_rows
 from headrace.scheduler.scheduler import Scheduler
@@ -213,10 +212,6 @@ class _DryScheduler(Scheduler):
             elif first:
                 self.keeper.share(sequence)
 
-    def _fail(self, shares: list[Share], error: BaseException) -> None:
-        """A step of the rehearsal that fails would be told as one that ends its sequences."""
-        raise error
-
 
 def _take_rows(work: StepWork) -> None:
     """What requests ask for besides tokens: retracted sequences do not compute it once more."""
@@ -268,7 +263,7 @@ class _NoSink:
         pass
 
     def finished(self, ending: Finished) -> None:
-        pass
+        assert ending.reason != "error", ending.message  # else told as a step that ends sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
