@@ -19,6 +19,7 @@ from headrace.scheduler.page_keeper import PageKeeper
 from headrace.testing.combinations import Configuration
 from headrace.testing.verify import verify
 from headrace.testing.verify_report import VerifyReport
+from headrace.testing.workload import OwnPrompt
 
 # A window is 16 tokens; pages are crossed in prompts and in outputs.
 PROMPTS = [
@@ -26,6 +27,7 @@ PROMPTS = [
     for index, length in enumerate((62, 61, 33, 15, 3))
 ]
 PROMPTS[1][:40] = PROMPTS[0][:40]
+NEW_TOKENS = 5
 
 
 def run(model: str, **options: Any) -> VerifyReport:
@@ -37,7 +39,8 @@ def run(model: str, **options: Any) -> VerifyReport:
         "cpu_graph": "off",  # compiling takes longer than all the rest
         "seed": 3,
     }
-    return verify(EngineConfig(model=model, **(settings | options)), prompts=PROMPTS)
+    prompts = [OwnPrompt(prompt=prompt, max_tokens=NEW_TOKENS) for prompt in PROMPTS]
+    return verify(EngineConfig(model=model, **(settings | options)), prompts=prompts)
 
 
 # Faults that have nothing to do with chunks or caches are looked for without varying them.

@@ -151,7 +151,8 @@ def refuses_graphs(kind: Kind, case: Case) -> None:
 def metadata_in_graph(kind: Kind, case: Case) -> None:
     """Device-side metadata serves every length, whatever buckets were prepared before and after."""
     scene = make_scene(case)
-    backend = scene.backend(kind, longest=1000)
+    longest = max(prefix + new for prefix, new in case.rows)
+    backend = scene.backend(kind, longest=5 * longest)
     rows = len(case.rows)
     for size in (rows, 1, rows + 4):
         backend.capture_buffers(Bucket(tokens=size, sequences=size))
