@@ -10,6 +10,7 @@ from headrace.version import __version__
 
 if TYPE_CHECKING:
     from headrace.config.engine_config import EngineConfig
+    from headrace.engine.outputs import CompletionOutput, EmbeddingOutput, Piece, RequestOutput
     from headrace.llm import LLM
     from headrace.request.pooling_params import PoolingParams
     from headrace.request.sampling_params import SamplingParams
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
     "EngineConfig",
+    "Piece",
     "PoolingParams",
+    "RequestOutput",
     "SamplingParams",
     "StructuredOutput",
     "__version__",
@@ -26,8 +31,12 @@ __all__ = [
 
 _HOMES = {
     "LLM": "headrace.llm",
+    "CompletionOutput": "headrace.engine.outputs",
+    "EmbeddingOutput": "headrace.engine.outputs",
     "EngineConfig": "headrace.config.engine_config",
+    "Piece": "headrace.engine.outputs",
     "PoolingParams": "headrace.request.pooling_params",
+    "RequestOutput": "headrace.engine.outputs",
     "SamplingParams": "headrace.request.sampling_params",
     "StructuredOutput": "headrace.request.structured_output",
 }

@@ -208,5 +208,11 @@ class LLM(Watching):
         params: SamplingParams,
     ) -> PreparedRequest:
         text = tokenizer.apply_chat_template(listed_messages(messages), **template)
+        if template.get("tools") and "tools" not in tokenizer.template_variables:
+            raise RequestError(
+                "tools were given",
+                why="the chat template does not show them, so the model would never see them",
+                remedy="Leave them out, or give a chat_template that shows them",
+            )
         ids = tokenizer.encode(text, add_special_tokens=False)
         return self.engine.prepare(ids, params, text=text, default_max_tokens=None)

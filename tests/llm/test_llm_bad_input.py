@@ -55,7 +55,9 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "floats": ([1.0, 2.0], "1.0"),
     "nested": ([[1, 2]], "[1, 2]"),
     "bytes": (b"abc", "b'abc'"),
-    "mapping": ({"prompt": "hello"}, "Send a text or a list of token ids"),
+    "mapping": ({"text": "hello"}, "Send a text or a list of token ids"),
+    "vLLM's text": ({"prompt": "hello"}, "Send what stands under 'prompt', by itself"),
+    "vLLM's ids": ({"prompt_token_ids": [1]}, "under 'prompt_token_ids', by itself"),
     "set": ({1, 2}, "The prompt is"),
     "truth values": ([True, False], "True"),
     "words": (["a", "b"], "'a'"),
@@ -74,10 +76,15 @@ def test_a_bad_prompt_is_named_by_its_index(llm: LLM, name: str) -> None:
     assert_nothing_ran(llm, lambda: llm.stream(prompt, GREEDY), word)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, 1.5, b"abc", {"prompt": "x"}, {1, 2}, object()])
+@pytest.mark.parametrize("prompts", [None, 5, 1.5, b"abc", {1, 2}, object()])
 def test_prompts_of_no_kind_at_all(llm: LLM, prompts: Any) -> None:
     assert_nothing_ran(llm, lambda: llm.generate(prompts, GREEDY), "prompts is", "Give a text")
     assert_nothing_ran(llm, lambda: llm.chat(prompts, GREEDY), "messages is", "Give a list")
+
+
+def test_a_dict_alone_is_told_as_a_prompt_is(llm: LLM) -> None:
+    told = "Send what stands under 'prompt', by itself"
+    assert_nothing_ran(llm, lambda: llm.generate({"prompt": "x"}, GREEDY), told)  # type: ignore[arg-type]
 
 
 def test_numbers_of_other_libraries_are_taken(llm: LLM) -> None:

@@ -154,3 +154,18 @@ def test_outputs_have_the_names_of_the_field(llm: LLM) -> None:
         assert each.cumulative_logprob < 0
         assert each.finish_reason in ("stop", "length")
     assert headrace.LLM is LLM
+
+
+def test_the_prefix_cache_is_flushed(folder: Path) -> None:
+    llm = make_llm(folder)
+    llm.generate(ids(1, 40), GREEDY, use_tqdm=False)
+    assert llm.generate(ids(1, 40), GREEDY, use_tqdm=False)[0].cached_tokens == 32
+    assert llm.flush_cache() > 0
+    assert llm.generate(ids(1, 40), GREEDY, use_tqdm=False)[0].cached_tokens == 0
+
+
+def test_outputs_are_names_of_the_package(folder: Path) -> None:
+    (output,) = make_llm(folder).generate(ids(1, 4), GREEDY, use_tqdm=False)
+    assert isinstance(output, headrace.RequestOutput)
+    assert isinstance(output.outputs[0], headrace.CompletionOutput)
+    assert set(headrace.__all__) == {name for name in headrace.__all__ if hasattr(headrace, name)}

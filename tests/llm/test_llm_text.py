@@ -246,6 +246,22 @@ def test_chat_with_a_template_of_the_caller(folder: Path) -> None:
         llm.chat(messages, GREEDY, chat_template="{% if %}")
 
 
+def test_tools_that_the_template_does_not_show_are_refused(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    for chat in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=r"template does not show .* Leave them out"):
+            chat(messages, GREEDY, tools=tools)
+    (output,) = llm.chat(
+        messages,
+        GREEDY,
+        use_tqdm=False,
+        tools=tools,
+        chat_template="{{ tools[0].function.name }}",
+    )
+    assert output.prompt == "f"
+
+
 @pytest.mark.parametrize(
     ("name", "answer"),
     [

@@ -48,7 +48,7 @@ def check_single(prompt: Prompt) -> None:
 
 def listed_prompts(prompts: Prompts) -> list[Prompt]:
     """The prompts of a call; one prompt alone becomes a list of itself."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):  # a dict is told as what one prompt cannot be
         return [prompts]
     listed: list[Any] = _as_list(
         "prompts", plain(prompts), "Give a text, a list of token ids, or a list"

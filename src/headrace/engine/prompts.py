@@ -62,6 +62,8 @@ def _plain_ids(prompt: object) -> list[int]:
 
 
 def _no_prompt(prompt: object) -> RequestError:
-    return RequestError(
-        f"The prompt is {reprlib.repr(prompt)}", remedy="Send a text or a list of token ids"
-    )
+    remedy = "Send a text or a list of token ids"
+    for key in ("prompt", "prompt_token_ids"):  # as vLLM takes them
+        if isinstance(prompt, Mapping) and key in prompt:
+            remedy = f"Send what stands under {key!r}, by itself"
+    return RequestError(f"The prompt is {reprlib.repr(prompt)}", remedy=remedy)

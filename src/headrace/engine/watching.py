@@ -71,6 +71,15 @@ class Watching:
         with self._shared.turn():
             return self.engine.stats()
 
+    def flush_cache(self) -> int:
+        """Forget every cached prefix; returns how many pages became free.
+
+        Raises:
+            RequestError: requests run or wait.
+        """
+        with self._shared.turn():
+            return self.engine.flush_cache()
+
     # ---- profiles and dumps
 
     def start_profile(

@@ -132,7 +132,11 @@ def sampling_params(
     asked["return_hidden_states"] = "final" if fields.return_hidden_states else "none"
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.prompt_logprobs)):
         if value is not None and value > most_logprobs:
-            raise invalid(f"{name} is {value}; this server gives at most {most_logprobs}", name)
+            raise invalid(
+                f"{name} is {value}; this server gives at most {most_logprobs} "
+                "(--max-logprobs of headrace serve)",
+                name,
+            )
     return replace(defaults, **asked, logprobs=logprobs, max_tokens=max_tokens)
 
 
