@@ -76,6 +76,24 @@ def test_refused_with_reason_and_remedy(name: str) -> None:
     assert refusal.remedy
 
 
+@pytest.mark.parametrize("name", ["flashinfer", "fa3"])
+def test_on_another_platform_that_is_the_only_reason(name: str) -> None:
+    """Another dtype or an installed package would not help."""
+    backend, *_ = ATTENTION_BACKENDS.entries(name)
+    here = replace(H100, platform="cpu", assumed=False)
+    (refusal,) = backend.refusals(replace(NEED, dtype="float32", kv_dtype="float32"), here)
+    assert refusal.reason == "does not run on cpu, only on cuda"
+    (missing,) = backend.refusals(NEED, replace(H100, assumed=False))
+    assert missing.reason.endswith("is not installed")
+
+
+def test_cudnn_on_a_cpu_asks_for_a_gpu(monkeypatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    backend, *_ = ATTENTION_BACKENDS.entries("cudnn")
+    (refusal,) = backend.refusals(NEED, replace(H100, platform="cpu", assumed=False))
+    assert "needs a CUDA GPU" in refusal.reason
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

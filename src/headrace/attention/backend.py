@@ -85,7 +85,7 @@ class AttentionBackend(ABC):
     def refusals(cls, need: AttentionNeed, hardware: Hardware) -> list[Refusal]:
         """Every reason why this class cannot serve `need` on `hardware`."""
         found = refusals(cls.name, cls.capabilities, need, hardware)
-        missing = cls.unavailable(hardware)
+        missing = cls.unavailable(hardware) if cls.capabilities.run_on(hardware) else None
         return found if missing is None else [*found, missing]
 
     @abstractmethod

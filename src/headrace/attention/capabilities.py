@@ -47,6 +47,10 @@ class AttentionCapabilities:
     speculation: bool
     mixed_head_dims: bool = True
 
+    def run_on(self, hardware: Hardware) -> bool:
+        """Whether the platform is one of theirs."""
+        return self.platforms is None or hardware.platform in self.platforms
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeed:
@@ -113,13 +117,12 @@ OTHER = "choose another attention backend"
 def refusals(
     subject: str, capabilities: AttentionCapabilities, need: AttentionNeed, hardware: Hardware
 ) -> list[Refusal]:
-    """Every reason why a backend with `capabilities` cannot serve `need` on `hardware`."""
-    found = need_refusals(subject, capabilities, need)
-    platforms = capabilities.platforms
-    if platforms is not None and hardware.platform not in platforms:
-        reason = f"does not run on {hardware.platform}, only on {_listed(platforms)}"
-        found.insert(0, Refusal(subject=subject, reason=reason, remedy=OTHER))
-    return found
+    """Every reason why a backend with `capabilities` cannot serve `need` on `hardware`; on another
+    platform that alone, since no remedy of the others would help."""
+    if not capabilities.run_on(hardware):
+        reason = f"does not run on {hardware.platform}, only on {_listed(capabilities.platforms)}"
+        return [Refusal(subject=subject, reason=reason, remedy=OTHER)]
+    return need_refusals(subject, capabilities, need)
 
 
 def need_refusals(

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from headrace.attention.capabilities import OTHER
 from headrace.attention.fresh import (
     FreshRun,
     fresh_attention,
@@ -42,6 +43,9 @@ class CudnnBackend(TritonBackend):
     def unavailable(cls, hardware: Hardware) -> Refusal | None:
         """Assumed hardware is asked for its capability, the hardware at hand for the library."""
         if missing := super().unavailable(hardware):
+            if hardware.platform == "cpu":
+                reason = "needs a CUDA GPU; on a CPU it runs under Triton's interpreter, for tests"
+                return Refusal(subject=cls.name, reason=reason, remedy=OTHER)
             return missing
         if hardware.platform != "cuda":
             return None

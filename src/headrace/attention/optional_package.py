@@ -27,7 +27,9 @@ class OptionalPackage:
         """Why it is not to be had on `hardware`, found without importing it."""
         if self.module in hardware.packages:
             return None
-        reason = f"{self.module} is not among the packages of {hardware.name}"
+        reason = f"{self.module} is not installed"
+        if hardware.assumed:
+            reason = f"{self.module} is not among the packages of {hardware.name}"
         return Refusal(subject=self.backend, reason=reason, remedy=self.install)
 
     def load(self, part: str = "") -> Any:
