@@ -72,6 +72,24 @@ def test_step(config_only, capsys) -> None:
         assert (line["dtype"], line["ceilings"]["how"]) == ("float32", "given")
     assert "steady ms" in shown.err
     assert "ceilings: 10 GB/s, 100 GFLOP/s float32 (given)" in shown.err
+    assert "decode steps of 1 x 6 tokens ...\nprefill of 2 x 6 tokens ...\n" in shown.err
+
+
+@pytest.mark.parametrize(("batch", "prefills"), [("4", (1,)), ("1,32", (1, 32))])
+@pytest.mark.usefixtures("given_ceilings")
+def test_step_reads_no_more_prompts_at_once_than_a_batch_has(
+    config_only, monkeypatch, batch: str, prefills: tuple[int, ...]
+) -> None:
+    asked = []
+
+    def work(**options):
+        asked.append(options["prefills"])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("headrace.bench.step.StepWork", work)
+    arguments = ["bench", "step", config_only, "--load-format", "dummy", "--device", "cpu"]
+    assert main([*arguments, "--batch", batch]) == 2
+    assert asked == [prefills]
 
 
 def test_step_refuses_the_prefix_cache_and_one_token(config_only, capsys) -> None:
@@ -83,7 +101,7 @@ def test_step_refuses_the_prefix_cache_and_one_token(config_only, capsys) -> Non
 
 
 @pytest.mark.usefixtures("given_ceilings")
-def test_a_shape_by_its_name_in_bench_verbs_only(capsys, monkeypatch) -> None:
+def test_a_shape_by_its_name_where_no_text_is_made(capsys, monkeypatch) -> None:
     asked = []
 
     def start(arguments):
@@ -99,7 +117,7 @@ def test_a_shape_by_its_name_in_bench_verbs_only(capsys, monkeypatch) -> None:
     assert main(["bench", "offline", "qwen3-8b", "--load-format", "safetensors"]) == 2
     assert asked[-1].load_format == "safetensors"
     capsys.readouterr()
-    assert main(["explain", "qwen3-8b"]) == 2
+    assert main(["generate", "qwen3-8b", "-p", "x"]) == 2
     assert "'qwen3-8b' not found" in capsys.readouterr().err
 
 

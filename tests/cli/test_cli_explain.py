@@ -37,6 +37,13 @@ def test_a_plan_needs_no_weights_but_running_does(config_only, capsys) -> None:
     assert "holds no checkpoint" in capsys.readouterr().err
 
 
+def test_a_shape_of_the_benchmarks_is_enough(capsys) -> None:
+    assert main(["explain", "qwen3-8b", "--assume-gpu", "h100"]) == 0
+    assert capsys.readouterr().out.startswith("qwen3-8b, headrace ")
+    assert main(["explain", "qwen3-8b", "--assume-gpu", "h100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["asked"]["model"] == "qwen3-8b"
+
+
 def test_asks_show_as_asked(config_only, capsys) -> None:
     flags = ["--load-format", "dummy", "--device", "cpu", "--page-size", "8", "--json"]
     assert main(["explain", config_only, *flags]) == 0

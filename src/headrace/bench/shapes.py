@@ -15,7 +15,7 @@ def shape_names() -> list[str]:
 
 def shape_path(name: str) -> Path | None:
     """The folder of a shape; `None` where the name is none of ours, or is an existing path."""
-    if Path(name).expanduser().exists() or name not in shape_names():
+    if name not in shape_names() or Path(name).exists():
         return None
     return _FOLDER / name
 

@@ -9,7 +9,7 @@ with every row asking for its hidden states.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -159,12 +159,23 @@ class Decode:
 class StepBench:
     """Measures one model that is loaded.
 
+    Args:
+        tell: called with a line of progress before each measurement.
+
     Raises:
         ConfigError, CapacityError: a batch cannot run at once; nothing was measured.
         UnsupportedError: no floor is known for the model.
     """
 
-    def __init__(self, llm: "LLM", work: StepWork, ceilings: Ceilings) -> None:
+    def __init__(
+        self,
+        llm: "LLM",
+        work: StepWork,
+        ceilings: Ceilings,
+        *,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._tell = tell
         self._llm, self._work, self._ceilings = llm, work, ceilings
         self._ours = Headrace(llm)
         explanation = llm.explain()
@@ -187,9 +198,15 @@ class StepBench:
 
     def measure(self) -> Iterator[Decode | Prefill]:
         for batch in self._work.batches:
+            self._begin(f"decode steps of {batch}")
             yield self._decode(batch)
         for prompts in self._work.prefills:
+            self._begin(f"prefill of {prompts}")
             yield self._prefill(prompts)
+
+    def _begin(self, what: str) -> None:
+        if self._tell is not None:
+            self._tell(f"{what} x {self._work.context} tokens ...")
 
     # ---- decode
 

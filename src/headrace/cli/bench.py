@@ -15,6 +15,7 @@ from headrace.cli.start import start
 from headrace.config.engine_config import EngineConfig
 
 LOAD_FORMAT = destination(EngineConfig, "load_format")
+PREFILLS = (1, 32)  # prompts read at once, as far as a batch has as many
 PREFIX_CACHE = destination(EngineConfig, "enable_prefix_cache")
 
 
@@ -77,7 +78,7 @@ def step(arguments: argparse.Namespace) -> int:
     ceilings = ceilings_of(engine_config(arguments))
     work = StepWork(
         batches=arguments.batch,
-        prefills=arguments.prefill,
+        prefills=arguments.prefill or tuple(n for n in PREFILLS if n <= max(arguments.batch)),
         context=arguments.context,
         output_len=arguments.output_len,
         repeats=arguments.repeats,
@@ -89,7 +90,7 @@ def step(arguments: argparse.Namespace) -> int:
         setting = Setting.of(llm, threads=threads, repeats=arguments.repeats)
         circumstances = setting.as_dict() | {"ceilings": ceilings.as_dict()}
         found = []
-        for entry in StepBench(llm, work, ceilings).measure():
+        for entry in StepBench(llm, work, ceilings, tell=_tell).measure():
             found.append(entry)
             _line(arguments, circumstances | entry.as_dict())
     _show(arguments, f"{setting}\n{ceilings}\n{table(found, output_width())}")
@@ -153,3 +154,8 @@ def _line(arguments: argparse.Namespace, entry: Mapping[str, Any]) -> None:
 def _show(arguments: argparse.Namespace, text: str) -> None:
     """The table, for people; beside JSON lines it goes where it does not mix with them."""
     print(text, file=sys.stderr if arguments.json else sys.stdout)
+
+
+def _tell(line: str) -> None:
+    """Progress, beside what is measured."""
+    print(line, file=sys.stderr, flush=True)

@@ -30,7 +30,8 @@ def _kind(kinds: Verbs, name: str, meaning: str, place: str) -> Parser:
     return add_verb(kinds, name, meaning, place, help=meaning)
 
 
-def _model(parser: Parser) -> None:
+def add_model(parser: Parser) -> None:
+    """MODEL where it needs no weights."""
     shapes = ", ".join(shape_names())
     parser.add_argument(
         "model", metavar="MODEL", help=f"path, short name, hub id, or a shape: {shapes}"
@@ -44,7 +45,7 @@ def _measured(parser: argparse._ActionsContainer) -> None:
 
 def _offline(kinds: Verbs) -> None:
     parser = _kind(kinds, "offline", "many prompts at once, no server", "bench:offline")
-    _model(parser)
+    add_model(parser)
     load = parser.add_argument_group("load")
     load.add_argument(
         "--num-prompts",
@@ -78,11 +79,15 @@ def _offline(kinds: Verbs) -> None:
 
 def _step(kinds: Verbs) -> None:
     parser = _kind(kinds, "step", "decode steps and prefills beside their floors", "bench:step")
-    _model(parser)
+    add_model(parser)
     work = parser.add_argument_group("work")
     for name, several, meaning in (
         ("batch", (1, 32, 128, 256), "sequences of a decode step"),
-        ("prefill", (1, 32), "prompts read at once to their first token"),
+        (
+            "prefill",
+            None,
+            "prompts read at once to their first token; 1, and 32 where a batch has as many",
+        ),
     ):
         work.add_argument(
             f"--{name}", type=positives, default=several, metavar="N,N,...", help=meaning
@@ -113,7 +118,7 @@ def _startup(kinds: Verbs) -> None:
     parser = _kind(
         kinds, "startup", "fresh processes to the first token, cold and warm", "bench:startup"
     )
-    _model(parser)
+    add_model(parser)
     work = parser.add_argument_group("work")
     work.add_argument(
         "--input-len", type=positive, default=128, metavar="N", help="tokens of the prompt"

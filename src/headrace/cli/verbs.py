@@ -118,7 +118,7 @@ def _chat(verbs: Verbs) -> None:
 
 def _explain(verbs: Verbs) -> None:
     parser = _verb(verbs, "explain", "explain:run")
-    _model(parser)
+    bench_flags.add_model(parser)
     parser.add_argument(
         "--assume-gpu", metavar="NAME", help=f"plan for: {', '.join(ASSUMED_HARDWARE)}"
     )

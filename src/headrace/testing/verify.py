@@ -135,9 +135,13 @@ class _Trial:
         if self._dtype in HALF:
             self._calibrate()
         self.reference_seconds = time.perf_counter() - start
-        self._tell(f"the reference took {self.reference_seconds:.0f} s")
+        self._tell(
+            f"the reference took {self.reference_seconds:.0f} s; {len(chosen)} configurations "
+            "follow, fewer where options are fixed (--page-size 16), quicker with --prompts"
+        )
         results: list[Result] = []
         model = self._run_alone() if self._asked.deterministic else None
+        begun = time.perf_counter()
         for configuration in chosen:
             engine = _engine(self._asked, configuration, self._work, model)
             model = engine.worker.runner.model
@@ -150,7 +154,9 @@ class _Trial:
             del engine
             gc.collect()  # graphs and pools go before the next ones come
             verdict = "ok" if result.passed else f"FAILED: {'; '.join(result.problems[:3])}"
-            self._tell(f"{len(results)}/{len(chosen)} {configuration}: {verdict}")
+            each = (time.perf_counter() - begun) / len(results)
+            left = f", about {each * (len(chosen) - len(results)):.0f} s left"
+            self._tell(f"{len(results)}/{len(chosen)} {configuration}: {verdict}{left}")
         self._reference.close()
         return results
 

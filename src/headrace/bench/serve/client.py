@@ -147,9 +147,11 @@ async def ask_json(base_url: str, path: str, api_key: str, *, post: bool = False
             async with session.request("POST" if post else "GET", base_url + path) as answer:
                 body = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            # Of a connection that is refused aiohttp speaks of ssl, whether or not there is any.
+            why = getattr(error, "strerror", "") or str(error) or type(error).__name__
             raise UnavailableError(
                 f"{base_url} cannot be reached",
-                why=str(error) or type(error).__name__,
+                why=why,
                 remedy="Start the server, or give its address with --base-url",
             ) from None
     if answer.status in (404, 405):
