@@ -32,7 +32,9 @@ class FakeLLM:
 
     def stats(self) -> dict[str, Any]:
         refusals = ("", "decode_graph: not built")
-        return {"paths": [{"path": "eager", "refused": why, "steps": 3} for why in refusals]}
+        paths = [{"path": "eager", "refused": why, "steps": 3} for why in refusals]
+        canary = {"compared": 6, "left_out": 0}
+        return {"paths": paths, "kv_canary_violations": 0, "observers": {"numeric_canary": canary}}
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Piece]:
         self.calls.append(("stream", prompt, params))

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import errno
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,9 +12,11 @@ from itertools import pairwise
 import pytest
 
 from headrace.base.errors import CapacityError, HeadraceError
+from headrace.cli import bench_serve
 from headrace.cli.engine_flags import engine_config, engine_options
 from headrace.cli.flags import given_fields
 from headrace.cli.main import build_parser, main
+from headrace.cli.other_flags import OF_BENCH_SERVE
 from headrace.cli.sampling_flags import SAMPLING_HELP
 from headrace.config.engine_config import EngineConfig
 from headrace.request.sampling_params import SamplingParams
@@ -378,6 +381,29 @@ def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None
         main([verb, "m", flag])
     told = f"unknown: {flag} ({answer}" if answer else f"unknown: {flag} (see"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--port", "use --base-url http://HOST:PORT"),
+        ("--dataset-name", "prompts are random, or those of --prompt-file"),
+        ("--seed", "use --load-seed"),
+    ],
+)
+def test_flags_of_other_benchmarks_are_answered(flag: str, answer: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", flag, "1"])
+    assert f"unknown: {flag} ({answer}) 1 (see" in capsys.readouterr().err
+
+
+def test_answers_are_for_flags_that_a_benchmark_has_not() -> None:
+    parser = argparse.ArgumentParser()
+    bench_serve.add_flags(parser)
+    flags = parser._option_string_actions
+    assert not flags.keys() & OF_BENCH_SERVE.keys()
+    named = re.findall(r"--[a-z-]+", " ".join(OF_BENCH_SERVE.values()))
+    assert set(named) <= flags.keys()
 
 
 def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> None:

@@ -6,8 +6,11 @@ from headrace.bench.shapes import shape_names
 from headrace.cli import bench_serve
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import at_least_two, positive, positives, whole
+from headrace.cli.other_flags import OF_BENCH_SERVE
 from headrace.cli.parser import Parser, Verbs, add_verb
 from headrace.request.sampling_params import HIDDEN_STATES
+
+MODEL_STANDS = "MODEL stands without a flag"
 
 
 def add_kinds(bench: Parser) -> None:
@@ -20,6 +23,7 @@ def add_kinds(bench: Parser) -> None:
     _startup(kinds)
     parser = _kind(kinds, "serve", "load on any OpenAI-compatible server", "bench_serve:run")
     bench_serve.add_flags(parser)
+    parser.answers |= OF_BENCH_SERVE
     _ceilings(kinds)
     parser = _kind(kinds, "plot", "draw time against floor from JSON lines", "bench:plot")
     parser.add_argument("files", nargs="+", metavar="FILE", help="written by bench step --json")
@@ -36,6 +40,7 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help=f"path, short name, hub id, or a shape: {shapes}"
     )
+    parser.answers["--model"] = MODEL_STANDS
 
 
 def _measured(parser: argparse._ActionsContainer) -> None:

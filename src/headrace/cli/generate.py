@@ -245,8 +245,24 @@ def _statistics(llm: "LLM", clock: Clock) -> str:
         parts = [f"no output after {seconds:.2f} s"]
     if clock.first_token is not None and clock.first_token < clock.ended:
         parts.append(f"first token after {clock.first_token - clock.started:.2f} s")
+    stats = llm.stats()
     steps: Counter[str] = Counter()
-    for entry in llm.stats()["paths"]:
+    for entry in stats["paths"]:
         steps[entry["path"]] += entry["steps"]
     parts.append(f"paths: {', '.join(f'{path} x {count}' for path, count in steps.items())}")
-    return "; ".join(parts)
+    reasons = [
+        f"{entry['path']} x {entry['steps']}, not {entry['refused']}"
+        for entry in stats["paths"]
+        if entry["refused"]
+    ]
+    return "\n".join(["; ".join(parts), *reasons, *_checks(stats)])
+
+
+def _checks(stats: Mapping[str, Any]) -> Iterator[str]:
+    """What canaries counted, a line each."""
+    start = "kv_canary_"
+    of_kv = {name.removeprefix(start): stats[name] for name in stats if name.startswith(start)}
+    for canary, counts in {"kv_canary": of_kv, **stats["observers"]}.items():
+        if counts:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            yield f"{canary}: {told}".replace("_", " ")

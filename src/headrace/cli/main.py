@@ -88,10 +88,8 @@ def _answered(word: str, verb: Parser, every: Parser) -> str:
     if not word.startswith("-"):
         return word
     flag = word.partition("=")[0]
-    if flag == "--model":
-        return f"{word} (MODEL stands without a flag)"
     other = every.verb_with(flag)
-    answer = f"{other} has it" if other else meant(flag, verb.flags)
+    answer = verb.answers.get(flag) or (f"{other} has it" if other else meant(flag, verb.flags))
     return f"{word} ({answer})" if answer else word
 
 

@@ -62,6 +62,23 @@ _ADVICE = {
     for theirs, advice in words.advice.items()
 } | {flag_of(theirs): f"use --structured {form}=..." for theirs, form in FORMS.items()}
 
+_ADDRESS = "use --base-url http://HOST:PORT"
+_LINES = "use --output-file"
+OF_BENCH_SERVE = {
+    "--backend": "every server is asked over OpenAI's API; --endpoint says which route",
+    "--dataset-name": "prompts are random, or those of --prompt-file",
+    "--dataset-path": "use --prompt-file",
+    "--host": _ADDRESS,
+    "--percentile-metrics": "the median, p90 and p99 of all times are shown",
+    "--port": _ADDRESS,
+    "--random-range-ratio": "use --input-len 64-256, a range",
+    "--result-filename": _LINES,
+    "--save-result": _LINES,
+    "--seed": "use --load-seed",
+    "--tokenizer": "prompts are token ids, or words of about a token each",
+}
+"""Flags of their benchmarks of a server -> what there is."""
+
 
 def in_our_names(typed: Sequence[str]) -> list[str]:
     """Arguments of a verb with their flags as ours; values and everything after `--` stay.

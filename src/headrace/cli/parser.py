@@ -49,9 +49,13 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         searches: `--help WORD` shows the flags that have to do with WORD.
+
+    Attributes:
+        answers: flags that it has not -> what to type in their place.
     """
 
     def __init__(self, *, searches: bool = False, **options: Any) -> None:
+        self.answers: dict[str, str] = {}
         super().__init__(
             formatter_class=HelpWithDefaults, allow_abbrev=False, add_help=not searches, **options
         )

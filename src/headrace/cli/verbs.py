@@ -80,6 +80,7 @@ def _verb(verbs: Verbs, name: str, place: str) -> Parser:
 
 def _model(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="path, short name or hub id")
+    parser.answers["--model"] = bench_flags.MODEL_STANDS
 
 
 def _serve(verbs: Verbs) -> None:
