@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tiny_engine import write_checkpoint
 
-from headrace import LLM, SamplingParams
+from headrace import LLM
 from headrace.cli.main import main
 from headrace.testing.comparison import HALF
 
@@ -33,6 +34,11 @@ def test_loose_bounds_are_those_of_the_code() -> None:
 def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     folder = write_checkpoint(tmp_path / "llama", "llama")
-    llm = LLM(str(folder), load_format="dummy", device="cpu")
-    exec(compile(example, "verify.md", "exec"), {"llm": llm, "SamplingParams": SamplingParams})
+
+    def tiny(model: str) -> LLM:
+        assert model == "smollm2"
+        return LLM(str(folder), load_format="dummy", device="cpu")
+
+    with mock.patch("headrace.llm.LLM", tiny):
+        exec(compile(example, "verify.md", "exec"), {})
     assert "decode steps of" in capsys.readouterr().out
