@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_agreement_is_0_and_a_fault_is_1(
     assert "configurations agree with the reference" in shown.out
     assert "Not admitted" in shown.out
     assert shown.err.count(": ok") == 4
+    assert "; 4 configurations follow, fewer where options are fixed" in shown.err
+    assert re.search(r"^1/4 .*: ok, about \d+ s left$", shown.err, flags=re.MULTILINE)
     original = BatchPreparation.fill
 
     def fill(self, batch) -> None:
