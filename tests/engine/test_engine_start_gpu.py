@@ -121,3 +121,15 @@ def test_answers_after_idle_captures_are_those_of_eager(llama_folder: Path) -> N
         pass
     comparison.check(run_all(engine, batch, params))
     comparison.check(run_alone(engine, batch, params))
+
+
+def test_an_engine_starts_beside_another_of_which_it_knows_some_kernels(tmp_path: Path) -> None:
+    """The dry steps of the second must launch none of them: what they read is not written."""
+    first = wide_engine(tmp_path, decode_graph="off", prefill_graph="off", enable_overlap=False)
+    batch, params = prompts(3, 40, 3), [KINDS[3], KINDS[4], KINDS[2]]
+    run_all(first, batch, params)
+    second = wide_engine(tmp_path, max_running_requests=24)
+    torch.cuda.synchronize()
+    for each in (first, second):
+        outputs = run_all(each, batch, params)
+        assert all(output.outputs[0].finish_reason != "error" for output in outputs)

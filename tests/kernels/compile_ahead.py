@@ -4,6 +4,7 @@ Run in a process of its own: Triton must not be interpreting.
 """
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from headrace.kernels.compile_ahead_triton import (  # noqa: E402
 )
 from headrace.kernels.few_rows_settings import FewRowsSettings  # noqa: E402
 from headrace.kernels.few_rows_triton import few_rows  # noqa: E402
+from headrace.kernels.kept_launches_triton import KeptLaunches  # noqa: E402
 from headrace.kernels.norms_triton import rms_norm  # noqa: E402
 
 DEVICE = torch.device("cpu")
@@ -49,6 +51,32 @@ def hopeless() -> None:
     _hopeless_kernel[(1,)](torch.zeros(4), SIZE=4)
 
 
+@triton.jit
+def _fill_kernel(x, value, SIZE: tl.constexpr):
+    tl.store(x + tl.arange(0, SIZE), value)
+
+
+def kept_launches() -> list[int]:
+    """Kernels compiled, and launches, of one that is launched, then dry, then again."""
+    GPU.launched.clear()
+    launch = KeptLaunches(_fill_kernel, {"SIZE": 16})
+
+    def fill() -> None:
+        launch("any", (1, 1, 1), torch.zeros(16), 2.0)
+
+    fill()
+    told = [len(GPU.launched)]
+    told += [compile_ahead(fill, DEVICE).count, len(GPU.launched)]
+    fill()
+    return [*told, len(GPU.launched)]
+
+
+def aside(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 def raised(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -74,6 +102,10 @@ def main() -> None:
     told["afterwards"] = [asked, len(GPU.launched), len(GPU.loaded)]
     again = compile_ahead(launches, DEVICE)
     told["again"] = [again.count, len(GPU.launched)]
+    told["kept launches"] = kept_launches()
+    GPU.launched.clear()
+    told["another thread"] = [compile_ahead(lambda: aside(launches), DEVICE).count]
+    told["another thread"].append(len(GPU.launched))
     forget()
     warm = compile_ahead(launches, DEVICE)
     told["warm"] = [list(warm.compiled), sorted(warm.found), len(GPU.launched)]

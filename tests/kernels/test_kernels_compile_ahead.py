@@ -41,12 +41,17 @@ def test_later_launches_find_their_kernels(told: Any) -> None:
     assert told["afterwards"] == [[], 5, 3]
 
 
-def test_what_is_compiled_already_is_launched(told: Any) -> None:
-    assert told["again"] == [0, 10]
+def test_what_is_compiled_already_is_not_launched_either(told: Any) -> None:
+    assert told["again"] == [0, 5]
+    assert told["kept launches"] == [1, 0, 1, 2]
+
+
+def test_launches_of_other_threads_go_on(told: Any) -> None:
+    assert told["another thread"] == [0, 5]
 
 
 def test_a_new_process_finds_what_an_earlier_one_compiled(told: Any) -> None:
-    assert told["warm"] == [[], THREE, 10]
+    assert told["warm"] == [[], THREE, 5]
 
 
 def test_the_first_failure_is_raised_and_the_others_are_kept(told: Any) -> None:

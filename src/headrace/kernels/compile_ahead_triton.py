@@ -1,19 +1,21 @@
 """Compiles kernels before they are needed, all at the same time.
 
 Triton compiles a kernel at its first launch: some tenths of a second each, one kernel after another
-and one core at work. Here a function that makes launches is called dry: a launch whose kernel is
-not compiled yet is noted with all that Triton compiles it for (its arguments are the real ones, so
-that their alignment counts) and left out. Then all that were noted are compiled, and their
-launchers built, on a pool of threads: Triton's passes run without Python's lock, and assembler and
-C compiler are processes of their own. The next launch of the kind finds its kernel.
+and one core at work. Here a function that makes launches is called dry: every launch is left out,
+and one whose kernel is not compiled yet is noted with all that Triton compiles it for (its
+arguments are the real ones, so that their alignment counts). Then all that were noted are compiled,
+and their launchers built, on a pool of threads: Triton's passes run without Python's lock, and
+assembler and C compiler are processes of their own. The next launch of the kind finds its kernel.
 
 The noting is Triton's own `AsyncCompileMode` with a twist: where it would hand out a kernel to wait
-for, there is none, and a launch without a kernel returns.
+for, there is none, and a launch without a kernel returns. Kernels that an earlier engine of the
+process compiled are left out too: they would read as places what others did not write.
 """
 
 # mypy: disable-error-code="misc, no-untyped-call"
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,9 +26,14 @@ from typing import Any
 import torch
 import triton
 from tqdm import tqdm
+from triton.runtime import JITFunction
+
+from headrace.kernels.kept_launches_triton import launches_are_noted
 
 Compile = Callable[[], Any]
 Keep = Callable[[Any], None]
+
+_ONE_AT_A_TIME = threading.RLock()  # engines may start in several threads; Triton is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +65,8 @@ def compile_ahead(
     """Compile every kernel that `launches` launches.
 
     What kernels would have written is not there: `launches` must bear whatever lies in fresh
-    memory, as far as something else reads it. Kernels that are compiled already are launched, and
-    so is what is not Triton's. It may compile nothing itself that waits for a kernel's result.
+    memory, as far as something that is not Triton's reads it. It may compile nothing itself that
+    waits for a kernel's result. Launches of other threads go on meanwhile.
 
     Under Triton's interpreter nothing is compiled, and `launches` is not called.
 
@@ -74,8 +81,8 @@ def compile_ahead(
         return CompiledKernels(compiled=(), found=(), seconds=0.0)
     start = time.perf_counter()
     noted = _Noted()
-    with watched_compilations() as asked, torch.cuda.device(device):
-        with noted:
+    with _ONE_AT_A_TIME, watched_compilations() as asked, torch.cuda.device(device):
+        with _launching_nothing(), noted:
             launches()
         _compile_all(noted.kernels, torch.cuda.current_device(), progress=progress)
     return CompiledKernels(
@@ -109,6 +116,21 @@ class _Watch:
 
     def __call__(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
         self.kernels.append((src.name, cache_hit))
+
+
+@contextmanager
+def _launching_nothing() -> Iterator[None]:
+    """Where launches are noted, kernels that are compiled are looked up and left out."""
+    run = JITFunction.run
+
+    def look_up(kernel: Any, *arguments: Any, warmup: bool, **named: Any) -> Any:
+        return run(kernel, *arguments, warmup=warmup or launches_are_noted(), **named)
+
+    JITFunction.run = look_up
+    try:
+        yield
+    finally:
+        JITFunction.run = run
 
 
 class _Noted(triton.AsyncCompileMode):

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
+from triton.runtime._async_compile import active_mode
 
 
 class KeptLaunches:
@@ -36,12 +37,17 @@ class KeptLaunches:
                 absence, alignment of tensors (`aligned`), and integers that it specialises.
         """
         kernel = self._kept.get(key)
-        if kernel is not None:
+        if kernel is not None and not launches_are_noted():
             kernel[grid](*arguments, *self._constants)
             return
         kernel = self._kernel[grid](*arguments, **self._named)
         if kernel is not None:  # as in the interpreter, or while launches are only noted
             self._kept[key] = kernel
+
+
+def launches_are_noted() -> bool:
+    """Whether this thread's launches are noted for the compiler and left out: `compile_ahead`."""
+    return active_mode.get() is not None
 
 
 def aligned(*tensors: Tensor | None) -> tuple[bool | None, ...]:
