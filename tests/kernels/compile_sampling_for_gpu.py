@@ -3,6 +3,7 @@
 As `compile_for_gpu`: a process of its own, launches recorded. Prints one line per variant.
 """
 
+import re
 import sys
 from typing import Any
 
@@ -40,9 +41,18 @@ class EveryVariant(Recorder):
             compiled = self.compile(self.capability)
             assert "cubin" in compiled.asm
             waits = "griddepcontrol.wait" in compiled.asm["ptx"]
-            print(self.kernel.fn.__name__, compiled.metadata.shared, waits)
+            meets = meets_before_it_clears(compiled.asm["ptx"])
+            print(self.kernel.fn.__name__, compiled.metadata.shared, waits, meets)
 
         return launch
+
+
+def meets_before_it_clears(ptx: str) -> bool:
+    """Whether threads wait for each other between what they read of others' sums (past the L1) and
+    the next write: threads may clear other places than they read."""
+    kinds = re.findall(r"ld\.global\.cg|bar\.sync|st\.global", ptx)
+    reads = [place for place, kind in enumerate(kinds) if kind == "ld.global.cg"]
+    return all(kinds[place + 1] != "st.global" for place in reads)
 
 
 def main(capability: int, pdl: bool) -> None:

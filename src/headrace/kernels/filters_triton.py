@@ -189,6 +189,7 @@ def _conclude(step, digit, row_bins, state, row, top_k, top_p):
     """Reads and clears a row's histogram, and writes what follows from it."""
     place = tl.arange(0, _BINS)
     weights = tl.load(row_bins + place, cache_modifier=".cg")
+    tl.debug_barrier()  # threads clear other bins than they read: all must have read theirs
     tl.store(row_bins + place, tl.zeros([_BINS], tl.int64))
     if step == _TIES:
         before = tl.zeros([], tl.int64)

@@ -284,6 +284,7 @@ def _score_kernel(
     tl.atomic_max(best + sample, found, sem="relaxed")
     if last_to_arrive(arrived + sample):
         found = tl.load(best + sample, cache_modifier=".cg")
+        tl.debug_barrier()  # all threads have read what one now sets back
         tl.store(best + sample, -9223372036854775808)
         value = key_value(found)
         healthy = (found != SPOILED) & (value > float("-inf"))
