@@ -105,9 +105,16 @@ def test_a_named_backend_is_used() -> None:
 def test_a_named_backend_is_refused_with_every_reason_and_remedy_and_never_replaced() -> None:
     wanted = need(head_dim=512, page_size=48, speculation=True)
     with pytest.raises(UnsupportedError) as caught:
-        select_attention(Phase.DECODE, "triton", wanted, assumed_hardware("mi300x"))
-    for part in ("rocm", "512", "page size 48", "speculated", "set page_size to one of: 1, 2, 4"):
+        select_attention(Phase.DECODE, "triton", wanted, H100)
+    for part in ("512", "page size 48", "speculated", "set page_size to one of: 1, 2, 4"):
         assert part in str(caught.value)
+
+
+def test_where_a_backend_never_runs_no_other_remedy_is_told() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        select_attention(Phase.DECODE, "triton", need(head_dim=512), assumed_hardware("mi300x"))
+    assert "rocm" in str(caught.value)
+    assert "512" not in str(caught.value)
 
 
 def test_an_unknown_name_lists_the_known() -> None:

@@ -136,7 +136,8 @@ def test_a_step_that_fails_is_told_in_the_stream(service, engine, route) -> None
         engine.fail_after = 1
         call = exchange(service, route, stream=True)
         await call.run()
-        *_, last = events_of(call.text)
+        *_, made, last = events_of(call.text)
+        assert any(f'"{text}"' in json.dumps(made) for text in ("lo", "Hello"))  # came with it
         assert last["error"]["message"] == "A step failed: the step broke"
         assert last["error"]["type"] == "server_error"
         whole = exchange(service, route)
