@@ -106,7 +106,7 @@ def test_a_named_backend_is_refused_with_every_reason_and_remedy_and_never_repla
     wanted = need(head_dim=512, page_size=48, speculation=True)
     with pytest.raises(UnsupportedError) as caught:
         select_attention(Phase.DECODE, "triton", wanted, H100)
-    for part in ("512", "page size 48", "speculated", "set page_size to one of: 1, 2, 4"):
+    for part in ("512", "page size 48", "speculated", "et page_size to one of: 1, 2, 4"):
         assert part in str(caught.value)
 
 
