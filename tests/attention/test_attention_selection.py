@@ -81,7 +81,6 @@ def everything() -> Iterator[tuple[AttentionNeed, Hardware]]:
 
 
 def test_auto_never_takes_what_its_own_check_refuses() -> None:
-    # R162
     chosen = set()
     for wanted, hardware in everything():
         preferred = PREFERENCES.get((hardware.platform, wanted.phase), selection.ELSEWHERE).backends

@@ -94,7 +94,7 @@ def test_steps_and_times_are_told(llama_folder: Path) -> None:
 
 @pytest.mark.parametrize("sizes", ["off", (1, 2, 16), (1, 2, 8)])
 def test_decode_steps_without_a_graph_are_warned_of(llama_folder: Path, sizes) -> None:
-    # R153, R154: the largest graph was smaller than the largest batch, without a word
+    # The largest graph was smaller than the largest batch, without a word
     plan = make_engine(llama_folder).settled.plan  # up to 16 sequences
     warning = uncovered_decode(replace(plan, decode_graph=replace(plan.decode_graph, value=sizes)))
     assert (

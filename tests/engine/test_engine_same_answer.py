@@ -104,7 +104,7 @@ def test_overlap(folder: Path, case: Case) -> None:
 
 
 def test_arrivals_while_others_decode(folder: Path, case: Case) -> None:
-    # Field reports: graph or plan of a decode batch used for a step that also holds prompt chunks.
+    # Graph or plan of a decode batch used for a step that also holds prompt chunks.
     params, comparison = case
     engine = make_engine(folder, chunked_prefill_size=32, enable_overlap=True)
     handles = []

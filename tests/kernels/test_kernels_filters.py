@@ -129,7 +129,7 @@ def test_off_settings_change_no_bit() -> None:
 
 
 def test_a_huge_top_k_on_a_one_hot_row_keeps_the_one() -> None:
-    """R075: a joint sampler returned an id out of the vocabulary."""
+    """A joint sampler returned an id out of the vocabulary."""
     logits = torch.full((1, 1000), -INF)
     logits[0, 1] = 0.0
     assert kept_ids(filtered(logits, top_k=2**30)[0]).tolist() == [1]
@@ -137,7 +137,7 @@ def test_a_huge_top_k_on_a_one_hot_row_keeps_the_one() -> None:
 
 
 def test_a_top_p_that_rounds_to_zero_keeps_the_likeliest() -> None:
-    """R073: top_p 0 made NaN elsewhere; here the smallest legal values keep one token."""
+    """A top_p of 0 made NaN elsewhere; here the smallest legal values keep one token."""
     logits = random_logits(1, 3000, 2.0)
     best = [int(logits[0].argmax())]
     assert kept_ids(filtered(logits, top_p=1e-60)[0]).tolist() == best

@@ -45,11 +45,11 @@ def assert_nothing_ran(llm: LLM, call: Callable[[], Any], *words: str) -> None:
 
 
 BAD_PROMPTS: dict[str, tuple[Any, str]] = {
-    "empty text": ("", "empty"),  # R099
+    "empty text": ("", "empty"),
     "empty list": ([], "empty"),
-    "vocabulary": ([0, VOCAB], "vocabulary has ids 0 to 271"),  # R086
-    "far outside": ([0, 999999], "999999"),  # R100
-    "negative": ([5, -1], "-1"),  # R100
+    "vocabulary": ([0, VOCAB], "vocabulary has ids 0 to 271"),
+    "far outside": ([0, 999999], "999999"),
+    "negative": ([5, -1], "-1"),
     "None": (None, "The prompt is None"),
     "number": (1.5, "The prompt is 1.5"),
     "floats": ([1.0, 2.0], "1.0"),
@@ -65,7 +65,7 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "tensor of fractions": (torch.tensor([1.0, 2.0]), "whole numbers"),
     "tensor of rows": (torch.tensor([[1, 2]]), "[1, 2]"),
     "surrogate": ("a\ud800", "surrogate"),
-    "too long": ([1] * 65, "65 tokens"),  # R130
+    "too long": ([1] * 65, "65 tokens"),
 }
 
 
@@ -108,12 +108,12 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
 
 
 BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
-    "logit_bias": ({"logit_bias": {VOCAB: -100.0}}, "logit_bias"),  # R068
-    "stop_token_ids": ({"stop_token_ids": [VOCAB + 5], "min_tokens": 4}, "stop_token_ids"),  # R069
+    "logit_bias": ({"logit_bias": {VOCAB: -100.0}}, "logit_bias"),
+    "stop_token_ids": ({"stop_token_ids": [VOCAB + 5], "min_tokens": 4}, "stop_token_ids"),
     "allowed_token_ids": ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
     "logprob_token_ids": ({"logprob_token_ids": [VOCAB]}, "logprob_token_ids"),
     "bad_words": ({"bad_words": ["a\ud800"]}, "surrogate"),
-    "max_tokens": ({"max_tokens": 60}, "70 together"),  # R003, R130
+    "max_tokens": ({"max_tokens": 60}, "70 together"),
     "min_tokens": ({"min_tokens": 60}, "70 together"),
     "hidden states": (
         {"return_hidden_states": True, "hidden_state_layers": [1000]},
@@ -145,7 +145,7 @@ def test_one_of_the_params_is_none(llm: LLM, bad: Any) -> None:
 @pytest.mark.parametrize("more", [-2, -1, 0, 1])
 @pytest.mark.parametrize("max_tokens", [None, 1, 5])
 def test_prompts_about_as_long_as_the_context(llm: LLM, more: int, max_tokens: int | None) -> None:
-    # R003, R130: no exception in the middle, both numbers in the refusal
+    # No exception in the middle, both numbers in the refusal
     prompt = [7] * (64 + more)
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
     if more + (max_tokens or 1) > 0:
@@ -172,7 +172,7 @@ def test_bad_conversations_are_named(llm: LLM, place: int) -> None:
 
 
 def test_a_checkpoint_without_tokenizer(plain_folder: Path) -> None:
-    # R094: what works on text is refused, never ignored
+    # What works on text is refused, never ignored
     llm = make_llm(plain_folder)
     output = one(llm, GOOD, SamplingParams(max_tokens=3, seed=0, logprobs=1))
     assert output.text == ""
@@ -238,7 +238,7 @@ def test_a_model_with_more_ends_than_a_row_holds(tmp_path: Path) -> None:
 
 
 def test_chat_without_a_template(tmp_path: Path) -> None:
-    # R101: what works is said
+    # The refusal says what works
     folder = write_checkpoint(tmp_path, "llama")
     (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     llm = make_llm(folder)
@@ -253,8 +253,8 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
         ({"colour": "red", "pagesize": 16}, ConfigError, ["colour", "pagesize (did you mean"]),
         ({"tensor_parallel_size": 2}, TypeError, ["runs on one device"]),
         ({"dtype": "float8"}, ConfigError, ["dtype", "bfloat16"]),
-        ({"decode_graph": (1, 2)}, UnsupportedError, ["decode_graph", "auto or off"]),  # R163
-        ({"attention_backend": "magic"}, UnsupportedError, ["magic", "torch_native"]),  # R161
+        ({"decode_graph": (1, 2)}, UnsupportedError, ["decode_graph", "auto or off"]),
+        ({"attention_backend": "magic"}, UnsupportedError, ["magic", "torch_native"]),
         ({"page_size": 3}, ConfigError, ["page_size"]),
         ({"max_total_tokens": 10**15}, CapacityError, ["1,000,000,000,000,000 was asked", "fit"]),
         ({"max_model_len": 100_000}, ConfigError, ["100,000", "512"]),

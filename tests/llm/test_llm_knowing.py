@@ -32,7 +32,6 @@ def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_stats_name_the_path_of_every_step_and_why_not_a_better_one(folder: Path) -> None:
-    # R152, R154 to R156, R158, R159: which path ran, and what kept the graphs away
     llm = make_llm(folder, prefill_graph="off", chunked_prefill_size=16)
     (output,) = llm.generate(ids(1, 40), GREEDY, use_tqdm=False)
     stats = llm.stats()
@@ -63,7 +62,7 @@ def test_stats_tell_what_the_cache_saved(folder: Path) -> None:
 
 
 def test_explain_shows_what_is_in_effect(folder: Path) -> None:
-    # R157, R161, R164: backends, graphs, dtypes and chunk sizes in effect, with the reasons
+    # Backends, graphs, dtypes and chunk sizes in effect, with the reasons
     llm = make_llm(folder, chunked_prefill_size=16, enable_prefix_cache=False)
     explanation = llm.explain()
     plan = explanation.plan
@@ -83,7 +82,6 @@ def test_explain_shows_what_is_in_effect(folder: Path) -> None:
 def test_the_log_of_a_start_tells_the_plan(
     with_defaults: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # R087, R157
     with caplog.at_level(logging.INFO, logger="headrace"):
         make_llm(with_defaults)
     assert re.search(r"Ready on cpu .*float32, context 256, KV tokens", caplog.text)
@@ -93,7 +91,7 @@ def test_the_log_of_a_start_tells_the_plan(
 
 
 def test_defaults_of_the_checkpoint_are_used_and_shown(with_defaults: Path) -> None:
-    # R087: in use without a word; a request's own values win
+    # Never in use without a word; a request's own values win
     llm = make_llm(with_defaults)
     defaults = llm.get_default_sampling_params()
     assert {name: getattr(defaults, name) for name in DEFAULTS} == DEFAULTS

@@ -41,7 +41,7 @@ def check_prompt_logprobs(
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 33, 100])
 def test_prompt_logprobs_are_those_of_the_model(reference: Reference, length: int) -> None:
-    # R056 (twice, cache on), R058 and R018 (chunks), R060 (lengths of both lists)
+    # Twice for the cache, in chunks; as many entries as tokens
     prompt = ids(length, length)
     truth = reference.logprobs(prompt)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=3, logprobs=1)
@@ -54,7 +54,7 @@ def test_prompt_logprobs_are_those_of_the_model(reference: Reference, length: in
 
 
 def test_a_retracted_prompt_is_scored_whole(reference: Reference) -> None:
-    # R032, R056: the prompt loses its pages in the middle and is computed again.
+    # The prompt loses its pages in the middle and is computed again.
     llm = llm_of(
         reference, page_size=4, max_model_len=64, max_total_tokens=64, chunked_prefill_size=2
     )
@@ -87,7 +87,7 @@ def test_scored_and_plain_prompts_share_a_batch(reference: Reference) -> None:
 def test_a_long_prompt_is_scored_in_slices(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # R059: logits of all prompt tokens at once are outside every memory budget.
+    # Logits of all prompt tokens at once are outside every memory budget.
     llm = llm_of(reference)
     monkeypatch.setattr(logits_module, "SLICE_BYTES", 4 * VOCAB * 10)
     model = llm.engine.worker.runner.model
@@ -110,7 +110,7 @@ def test_a_long_prompt_is_scored_in_slices(
 def test_output_logprobs_are_those_of_the_model(
     reference: Reference, temperature: float, mode: str
 ) -> None:
-    # R050 (not all 0), R052 and R053 (raw or after the temperature), R025 (mates change nothing)
+    # Raw ones do not see the temperature, processed ones do; mates change nothing
     llm = llm_of(reference)
     params = SamplingParams(
         temperature=temperature,
@@ -139,7 +139,7 @@ def test_output_logprobs_are_those_of_the_model(
 
 
 def test_filters_show_in_processed_logprobs_only(reference: Reference) -> None:
-    # R050: top_k 3 and temperature 0 gave 0.0 for every token.
+    # Logprobs taken behind the filters are 0.0 for every greedy token.
     llm = llm_of(reference)
     row = reference.logprobs(PROMPT)[-1]
     options: dict[str, Any] = {"top_k": 3, "seed": 1, "max_tokens": 1, "logprobs": 5}
@@ -154,7 +154,7 @@ def test_filters_show_in_processed_logprobs_only(reference: Reference) -> None:
 
 
 def test_penalties_reach_what_they_should(reference: Reference) -> None:
-    # R081: repetition counts the prompt, presence and frequency do not.
+    # Repetition counts the prompt, presence and frequency do not.
     llm = llm_of(reference)
     prompt = [7, 9] * 4
     logits = reference.logits(prompt)[-1]
@@ -186,7 +186,7 @@ def test_named_ids_alone_bring_logprobs(llm: LLM) -> None:
 
 
 def test_logprobs_of_a_stream_are_those_of_the_output(llm: LLM) -> None:
-    # R046, R048: entries copied or cumulative within a stream; R064: aligned with the text
+    # Neither copied nor cumulative from piece to piece, and aligned with the text
     params = SamplingParams(
         seed=8, max_tokens=20, ignore_eos=True, logprobs=3, allowed_token_ids=PRINTABLE
     )

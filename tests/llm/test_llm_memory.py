@@ -26,7 +26,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_pool_for_one_and_a_half_requests(folder: Path, overlap: bool) -> None:
-    # R033 (whole answers after retraction), R036 (no step without tokens)
+    # Answers are whole after a retraction, and no step is without tokens
     prompts = [ids(seed, 8) for seed in range(4)]
     expected = tokens(make_llm(folder), prompts, LONG)
     llm = make_llm(
@@ -43,7 +43,7 @@ def test_a_pool_for_one_and_a_half_requests(folder: Path, overlap: bool) -> None
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_shared_prefixes_evictions_and_aborts(folder: Path, overlap: bool) -> None:
-    # R129 (pages used after they were freed), R128 (retracted and waiting requests aborted)
+    # Pages used after they were freed would show; retracted and waiting requests are aborted
     draw = random.Random(5)
     stems = [ids(seed, 20) for seed in range(3)]
     prompts = [draw.choice(stems) + ids(100 + seed, seed % 6) for seed in range(24)]
@@ -77,7 +77,6 @@ def test_shared_prefixes_evictions_and_aborts(folder: Path, overlap: bool) -> No
 
 
 def test_late_and_repeated_aborts_do_nothing(llm: LLM) -> None:
-    # R134
     engine = llm.engine
     handle = engine.add(ids(1, 9), GREEDY)
     engine.abort(["unknown"])
@@ -92,7 +91,7 @@ def test_late_and_repeated_aborts_do_nothing(llm: LLM) -> None:
 
 
 def test_a_hundred_requests_of_every_ending(llm: LLM) -> None:
-    # R125: the pool filled up with pages nobody used
+    # The pool filled up with pages nobody used
     weight = next(llm.engine.worker.runner.model.parameters())
     for turn in range(10):
         prompts = [ids(seed % 4, 10 + seed) for seed in range(9)]
@@ -117,7 +116,7 @@ def test_a_hundred_requests_of_every_ending(llm: LLM) -> None:
 
 
 def test_logits_that_are_no_numbers(llm: LLM) -> None:
-    # R112: endless tokens of id 0; a mate in the batch and later requests are not touched
+    # Endless tokens of id 0; a mate in the batch and later requests are not touched
     good, bad = [8 + token % 200 for token in ids(3, 20)], [7, *ids(4, 20)]
     weight = next(llm.engine.worker.runner.model.parameters())
     with torch.inference_mode():
@@ -137,7 +136,7 @@ def test_logits_that_are_no_numbers(llm: LLM) -> None:
 
 
 def test_prompts_the_pool_can_never_hold(folder: Path) -> None:
-    # R123: they waited for ever and blocked all others; the exact boundary
+    # They waited for ever and blocked all others; the exact boundary
     llm = make_llm(folder, max_model_len=None, max_total_tokens=64, page_size=4)
     assert llm.explain().plan.max_model_len.value == 64  # of 512: a sequence fits the pool
     for length in (57, 64, 65, 400):
@@ -149,7 +148,7 @@ def test_prompts_the_pool_can_never_hold(folder: Path) -> None:
 
 
 def test_both_spellings_of_a_rope_type(tmp_path: Path, reference: Reference) -> None:
-    # R117: "type" was not honoured, and the context not extended
+    # "type" was not honoured, and the context not extended
     found = []
     for spelling in ("type", "rope_type"):
         config = LLAMA | {

@@ -16,13 +16,12 @@ SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 def test_copies_of_a_prompt_give_one_answer(llm: LLM, size: int) -> None:
-    # R001, R024, R026, R027 (shared start), R041 (batch sizes one after the other)
     alone = tokens(llm, PROMPT, GREEDY)[0]
     assert tokens(llm, [PROMPT] * size, GREEDY) == [alone] * size
 
 
 def test_prompts_with_one_start_and_another_end(llm: LLM, folder: Path) -> None:
-    # R027: batch and cache together gave answers of the wrong prompt
+    # Batch and cache together gave answers of the wrong prompt
     texts = [f"The passphrase is cobalt fig {number}" for number in (41, 913, 768, 9687, 8578)]
     with make_llm(folder, enable_prefix_cache=False) as other:
         alone = [tokens(other, text, GREEDY)[0] for text in texts]
@@ -31,7 +30,7 @@ def test_prompts_with_one_start_and_another_end(llm: LLM, folder: Path) -> None:
 
 
 def test_the_same_request_again_and_again(llm: LLM, folder: Path) -> None:
-    # R021, R022, R023: the cache changed a repeated answer; R002: whole pages, all cached
+    # The cache changed a repeated answer; also prompts of whole pages, all cached
     with make_llm(folder, enable_prefix_cache=False) as other:
         for length in (15, 16, 17, 32, 48):
             prompt = ids(length, length)
@@ -44,7 +43,7 @@ def test_the_same_request_again_and_again(llm: LLM, folder: Path) -> None:
 
 
 def test_generate_twice_keeps_order(llm: LLM) -> None:
-    # R042: the second call of an engine lost or mixed up results
+    # The second call of an engine lost or mixed up results
     prompts = [ids(seed, 5 + 7 * seed) for seed in range(3)]
     first = llm.generate(prompts, GREEDY, use_tqdm=False)
     again = llm.generate(prompts[::-1], GREEDY, use_tqdm=False)
@@ -55,7 +54,7 @@ def test_generate_twice_keeps_order(llm: LLM) -> None:
 
 
 def test_every_row_has_its_own_options(llm: LLM) -> None:
-    # R043 (options of a batch), R077 (mates with filters), R084 (min_p)
+    # Options of one row reached its mates
     each = [
         SEEDED,
         replace(SEEDED, top_p=0.5),
@@ -72,14 +71,14 @@ def test_every_row_has_its_own_options(llm: LLM) -> None:
 
 
 def test_seeds(llm: LLM) -> None:
-    # R079: seeds honoured, also twice in one batch
+    # Honoured, also twice in one batch
     again, twin, other = tokens(llm, [PROMPT] * 3, [SEEDED, SEEDED, replace(SEEDED, seed=8)])
     assert again == twin == tokens(llm, PROMPT, SEEDED)[0]
     assert other != again
 
 
 def test_without_a_seed_draws_differ(llm: LLM) -> None:
-    # R078: the same text at a high temperature
+    # The same text at a high temperature
     params = SamplingParams(temperature=1.5, max_tokens=8, ignore_eos=True)
     made = Counter(map(tuple, tokens(llm, [PROMPT] * 20, params)))
     assert len(made) == 20
@@ -87,7 +86,7 @@ def test_without_a_seed_draws_differ(llm: LLM) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_several_continuations(folder: Path, overlap: bool) -> None:
-    # R079: n with a seed differs within, repeats across calls, with and without the cache
+    # n with a seed differs within, repeats across calls, with and without the cache
     params = replace(SEEDED, n=3)
     found = []
     for cache in (True, False):
@@ -147,7 +146,6 @@ def test_white_space_is_a_word_too(llm: LLM, word: str) -> None:
     "options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}, {"temperature": 1e-6}]
 )
 def test_the_narrowest_filters_are_greedy(llm: LLM, options: dict[str, Any]) -> None:
-    # R073 (top_p near 0), R075 (ids stay valid), R084 (min_p 1)
     assert tokens(llm, PROMPT, replace(SEEDED, **options)) == tokens(
         llm, PROMPT, replace(SEEDED, temperature=0.0)
     )
@@ -155,5 +153,4 @@ def test_the_narrowest_filters_are_greedy(llm: LLM, options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": 2**31 - 1}, {"min_p": 0.0}])
 def test_filters_that_are_off_change_nothing(llm: LLM, options: dict[str, Any]) -> None:
-    # R073, R075 (top_k 2^30), R084
     assert tokens(llm, PROMPT, replace(SEEDED, **options)) == tokens(llm, PROMPT, SEEDED)

@@ -42,7 +42,7 @@ def said(llm: LLM, script: Sequence[int], **options: Any) -> Any:
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stop", ["[END]", ["zzz", "[END]", "ND] and"], ":", ["p"]])
 def test_a_stop_string_over_many_tokens(llm: LLM, stop: Any, include: bool) -> None:
-    # R088: nothing of the stop string shows, streamed or not
+    # Nothing of the stop string shows, streamed or not
     output = said(llm, spell(llm, TEXT), stop=stop, include_stop_str_in_output=include)
     found = "[END]" if "[END]" in stop else stop[0]
     end = TEXT.index(found)
@@ -53,7 +53,6 @@ def test_a_stop_string_over_many_tokens(llm: LLM, stop: Any, include: bool) -> N
 
 
 def test_no_piece_shows_a_part_of_the_stop(llm: LLM) -> None:
-    # R088
     script = spell(llm, TEXT)
     params = SamplingParams(max_tokens=len(script), stop="[END]")
     shown = ""
@@ -64,7 +63,6 @@ def test_no_piece_shows_a_part_of_the_stop(llm: LLM) -> None:
 
 
 def test_the_start_of_a_stop_that_never_completes_arrives(llm: LLM) -> None:
-    # R088
     output = said(llm, spell(llm, TEXT + " [EN"), stop=["[END]!", "there [ENZZ"])
     assert output.text == TEXT + " [EN"
     assert output.finish_reason == "length"
@@ -113,7 +111,7 @@ def many_ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stated_end_token_ends(many_ends: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # R092 (union of all three), R093 (own params do not drop them)
+    # The union of all three files that state them; a request's own params do not drop them
     with make_llm(many_ends) as llm:
         assert "99999" in caplog.text
         assert llm.get_tokenizer().decode([259], skip_special_tokens=False) == "<special1>"
@@ -126,7 +124,7 @@ def test_every_stated_end_token_ends(many_ends: Path, caplog: pytest.LogCaptureF
 
 
 def test_min_tokens_mask_every_end_token(many_ends: Path) -> None:
-    # R069: ids outside the vocabulary must not reach the mask
+    # Ids outside the vocabulary must not reach the mask
     with make_llm(many_ends) as llm:
         bias = {257: 1e3, 258: 1e3, 259: 1e3, 65: 1e3}
         params = SamplingParams(logit_bias=bias, stop_token_ids=[65], min_tokens=6, max_tokens=50)

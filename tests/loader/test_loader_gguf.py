@@ -1,4 +1,4 @@
-"""R114: tiny models written as GGUF answer as their source does; what is not supported is named."""
+"""Tiny models written as GGUF answer as their source does; what is not supported is named."""
 
 import shutil
 from pathlib import Path

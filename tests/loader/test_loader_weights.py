@@ -57,7 +57,7 @@ def loads_as_in_transformers(folder: Path) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (6, 3), (5, 1), (4, 4)])
 def test_grouped_heads(tmp_path: Path, heads: int, kv_heads: int) -> None:
-    """R108: q, k and v are cut by their own sizes."""
+    """q, k and v are cut by their own sizes."""
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     loads_as_in_transformers(write_checkpoint(tmp_path, hidden_size=60, head_dim=16, **sizes))
 
@@ -66,7 +66,7 @@ def test_grouped_heads(tmp_path: Path, heads: int, kv_heads: int) -> None:
     "biases", [{"attention_bias": True, "mlp_bias": True}, {"mlp_bias": True}], ids=str
 )
 def test_biases(tmp_path: Path, biases: dict[str, bool]) -> None:
-    """R111: every bias is loaded and used."""
+    """Every bias is loaded and used."""
     folder = write_checkpoint(tmp_path, **biases)
     stored = tensors_of(folder)
     for name in [name for name in stored if name.endswith(".bias")]:
@@ -76,7 +76,7 @@ def test_biases(tmp_path: Path, biases: dict[str, bool]) -> None:
 
 @pytest.mark.parametrize("key", ["v_head_dim", "head_dim"])
 def test_a_size_of_0_means_unset(folder: Path, key: str) -> None:
-    """R110: not a value of no width."""
+    """It is no width."""
     config = json.loads((folder / "config.json").read_text())
     expected = their_model(folder)
     (folder / "config.json").write_text(json.dumps(config | {key: 0}))
@@ -85,7 +85,7 @@ def test_a_size_of_0_means_unset(folder: Path, key: str) -> None:
 
 
 def test_a_tied_model_whose_file_stores_the_head_too(tmp_path: Path) -> None:
-    """R106: the same table twice; the second is not missed and not left over."""
+    """The same table twice; the second is not missed and not left over."""
     folder = write_checkpoint(tmp_path, tie_word_embeddings=True)
     assert HEAD not in tensors_of(folder)
     change_tensors(folder, {HEAD: tensors_of(folder)[EMBEDDING].clone()})
@@ -300,7 +300,7 @@ def still_serves(good: Path) -> None:
 
 
 def test_a_bias_the_config_knows_nothing_of(folder: Path) -> None:
-    """R111: an unused tensor is an error."""
+    """An unused tensor is an error."""
     name = "model.layers.0.self_attn.q_proj.bias"
     change_tensors(folder, {name: torch.ones(64)})
     with pytest.raises(CheckpointError, match=rf"model\.safetensors holds tensor {name}"):
@@ -323,7 +323,7 @@ def test_all_is_checked_before_anything_is_read(folder: Path) -> None:
 
 
 def test_weights_too_large_for_float16(folder: Path) -> None:
-    """R112: told at the start, for nothing but errors could follow."""
+    """Told at the start, for nothing but errors could follow."""
     change_tensors(folder, {DOWN: tensors_of(folder)[DOWN] * 1e6})
     with pytest.raises(CheckpointError, match=f"{DOWN} in model.safetensors.*float16.*bfloat16"):
         open_llm(folder, dtype="float16")
@@ -334,7 +334,7 @@ def test_weights_too_large_for_float16(folder: Path) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 3e38])
 def test_logits_that_are_no_numbers(folder: Path, weight: float, temperature: float) -> None:
-    """R112: the request ends with an error and not with token 0 again and again."""
+    """The request ends with an error and not with token 0 again and again."""
     change_tensors(folder, {"model.norm.weight": torch.full((64,), weight)})
     params = SamplingParams(temperature=temperature, max_tokens=8, ignore_eos=True)
     with open_llm(folder) as llm:

@@ -67,7 +67,7 @@ def expected_probabilities(temperature: float, keep: int) -> np.ndarray:
     ],
 )
 def test_draws_follow_the_softmax(options: dict[str, Any], keep: int | None, varying: str) -> None:
-    """Chi-square of 2000 draws, over seeds at one position or positions of one seed (R078)."""
+    """Chi-square of 2000 draws, over seeds at one position or positions of one seed."""
     temperature = options.get("temperature", 1.0)
     if keep is None:
         likely = np.sort(expected_probabilities(temperature, VOCABULARY))[::-1]
@@ -88,7 +88,7 @@ def test_draws_follow_the_softmax(options: dict[str, Any], keep: int | None, var
 
 
 def test_seeds_and_positions_decide() -> None:
-    """R079: equal seeds agree, in one batch too; other seeds and positions differ."""
+    """Equal seeds agree, in one batch too; other seeds and positions differ."""
     params = SamplingParams(temperature=1.5)
     first = draw(params, [42] * 32, list(range(32)))
     assert np.array_equal(first, draw(params, [42] * 32, list(range(32))))
@@ -100,7 +100,7 @@ def test_seeds_and_positions_decide() -> None:
 
 
 def test_sequences_of_one_request_differ_and_repeat() -> None:
-    """R079: n = 2 with a seed gives two different texts, the same two each time."""
+    """n = 2 with a seed gives two different texts, the same two each time."""
     params = SamplingParams(temperature=1.5, n=2)
     texts = [draw(params, [derive_seed(42, index)] * 16, list(range(16))) for index in (0, 1)]
     again = [draw(params, [derive_seed(42, index)] * 16, list(range(16))) for index in (0, 1)]

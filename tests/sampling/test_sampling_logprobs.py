@@ -24,7 +24,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_raw_logprobs_do_not_see_the_parameters() -> None:
-    """R052: temperature, filters, penalties and bias change nothing."""
+    """Temperature, filters, penalties and bias change nothing."""
     logits = random_logits()
     plain = logprobs_of(Case(params=SamplingParams(temperature=0, logprobs=5), logits=logits))
     expected = logits.double().log_softmax(-1).topk(5)
@@ -48,7 +48,6 @@ def test_raw_logprobs_do_not_see_the_parameters() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 0.6, 2.0])
 def test_processed_logprobs_are_after_the_temperature(temperature: float) -> None:
-    """R052, R053."""
     logits = random_logits()
     params = SamplingParams(temperature=temperature, logprobs=8, logprobs_mode="processed")
     got = logprobs_of(Case(params=params, logits=logits))
@@ -59,7 +58,7 @@ def test_processed_logprobs_are_after_the_temperature(temperature: float) -> Non
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 def test_greedy_logprobs_are_not_all_zero(mode: str) -> None:
-    """R050: temperature 0 with top_k 3 reported 0.0 everywhere. Greedy rows have no filters."""
+    """Temperature 0 with top_k 3 reported 0.0 everywhere. Greedy rows have no filters."""
     logits = random_logits()
     params = SamplingParams(temperature=0, top_k=3, logprobs=5, logprobs_mode=mode)
     got = logprobs_of(Case(params=params, logits=logits))

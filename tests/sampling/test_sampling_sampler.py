@@ -76,7 +76,6 @@ def test_presence_and_frequency_count_the_output_only() -> None:
 
 
 def test_repetition_reaches_the_prompt_at_the_first_step_and_the_others_do_not() -> None:
-    """R081."""
     logits, prompt = random_logits(), [8, 8, 8, 8]
     plain = processed_logprobs(Case(params=processed(), logits=logits, prompt=prompt))
     repetition = processed_logprobs(
@@ -181,7 +180,6 @@ def test_the_whole_order_is_that_of_transformers(options: dict[str, float]) -> N
 
 
 def test_min_p_one_is_greedy_and_zero_is_off() -> None:
-    """R084."""
     logits = random_logits()
     for seed in range(30):
         case = Case(params=SamplingParams(min_p=1.0), logits=logits, seed=seed)
@@ -193,7 +191,6 @@ def test_min_p_one_is_greedy_and_zero_is_off() -> None:
 
 @pytest.mark.parametrize("top_k", [2**30, 0, -1, VOCABULARY + 1])
 def test_a_one_hot_row_gives_its_token(top_k: int) -> None:
-    """R075 and R073."""
     logits = torch.full((VOCABULARY,), -INF)
     logits[1] = 0.0
     for seed in range(20):
@@ -251,7 +248,7 @@ def mixed_cases() -> list[Case]:
 
 
 def test_a_row_is_the_same_bit_for_bit_alone_and_in_any_batch() -> None:
-    """R043, R077: neither token nor logprobs see the mates, a mate full of NaN included."""
+    """Neither token nor logprobs see the mates, a mate full of NaN included."""
     cases = mixed_cases()
     broken = Case(params=SamplingParams(), logits=torch.full((5000,), float("nan")), row=30)
     batch = sample(*cases, broken)
@@ -316,7 +313,7 @@ def test_rows_a_few_at_a_time_give_the_same_bits(
 
 
 def test_a_seeded_row_draws_the_same_beside_filtered_and_greedy_mates() -> None:
-    """R077 as reported: 24 tokens of A alone, then beside top-p, greedy and min-p."""
+    """24 tokens of A alone, then beside top-p, greedy and min-p."""
     mates = [SamplingParams(top_p=0.9), SamplingParams(temperature=0), SamplingParams(min_p=0.2)]
     for step in range(24):
         case = Case(

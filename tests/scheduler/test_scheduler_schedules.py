@@ -190,7 +190,7 @@ def test_random_schedule_with_embeddings(seed: int) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tiny_pool_retracts_and_every_answer_is_whole(overlap: bool) -> None:
-    # Field report: the output of a request preempted for memory was incomplete.
+    # The output of a request preempted for memory was incomplete.
     scheduler = symbolic_scheduler(pages=15, overlap=overlap)  # 1.5 requests of 40 tokens
     sinks = [submit(scheduler, f"r{i}", [i, i + 1], 40)[0] for i in range(4)]
     run(scheduler)
@@ -214,7 +214,7 @@ def test_a_prompt_computed_twice_does_not_stop_the_one_that_goes_on(overlap: boo
 
 @pytest.mark.parametrize(("overlap", "page_size"), list(product([False, True], [1, 4])))
 def test_prompt_cached_in_full_recomputes_its_last_token(overlap: bool, page_size: int) -> None:
-    # Field report: a fully cached prompt of whole pages left a query of length 0.
+    # A fully cached prompt of whole pages left a query of length 0.
     scheduler = symbolic_scheduler(pages=40, page_size=page_size, overlap=overlap)
     prompt = list(range(8))
     for name in ("first", "again"):

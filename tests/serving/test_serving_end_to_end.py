@@ -216,7 +216,7 @@ def test_what_never_fits_is_refused_at_once(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_away_frees_its_memory(server: RunningServer, streams: bool) -> None:
-    # R126: a request without a stream went on, and held its memory
+    # A request without a stream went on, and held its memory
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": streams}
     headers = {"authorization": "Bearer right"}
     before = wait_until(server, running=0)
@@ -251,7 +251,7 @@ def test_many_at_once_each_get_their_own(client: openai.OpenAI) -> None:
 
 
 def test_health_answers_while_a_long_prompt_is_read(server, client) -> None:
-    # R132: it waited for the engine
+    # It waited for the engine
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(
             client.completions.create, model="tiny", prompt=[7] * 480, max_tokens=20

@@ -93,7 +93,7 @@ def test_every_other_name_leads_to_a_flag_of_ours(capsys) -> None:
     [
         (("--tp-size", "2"), "--tp-size is 2"),
         (("--tensor-parallel-size=4",), "one device"),
-        (("--dp-size=2",), "one device"),  # R155: graphs went with the sum of all ranks' tokens
+        (("--dp-size=2",), "one device"),
         (("--tp-size",), "needs a value"),
         (("--enforce-eager=1",), "takes no value"),
         (("--config",), "needs a file"),

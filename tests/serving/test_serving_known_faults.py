@@ -1,8 +1,4 @@
-"""Faults that users of other servers met, asked of this one over HTTP with an engine behind it.
-
-The numbers are those of the collection of reports; what is tested elsewhere stands there under
-its number.
-"""
+"""Faults that users of other servers met, asked of this one over HTTP with an engine behind it."""
 
 import json
 from collections.abc import Iterator
@@ -55,7 +51,7 @@ def all_is_free(http: httpx2.Client) -> bool:
 )
 @pytest.mark.parametrize("route", ["/v1/completions", "/generate"])
 def test_numbers_that_are_none_or_far_outside_are_refused(http, route, name, value) -> None:
-    """R070, R071: a comparison lets NaN pass, and the sampler falls over it."""
+    """A comparison lets NaN pass, and the sampler falls over it."""
     if name == "presence_penalty" and value == "-1":
         pytest.skip("a value in range")
     fields = f'"prompt": "a", "{name}": {value}'
@@ -71,7 +67,7 @@ def test_numbers_that_are_none_or_far_outside_are_refused(http, route, name, val
 @pytest.mark.parametrize("length", [CONTEXT - 2, CONTEXT - 1, CONTEXT, CONTEXT + 1])
 @pytest.mark.parametrize("most", [None, 1, 5])
 def test_a_prompt_at_the_edge_of_the_context_runs_or_is_refused(http, length, most) -> None:
-    """R130: one token below the limit ended the server; both numbers stand in the refusal."""
+    """One token below the limit ended the server; both numbers stand in the refusal."""
     fields = {"prompt": [5] * length, **GREEDY, **({} if most is None else {"max_tokens": most})}
     answer = http.post("/v1/completions", json=fields)
     room = CONTEXT - length
@@ -87,7 +83,7 @@ def test_a_prompt_at_the_edge_of_the_context_runs_or_is_refused(http, length, mo
 
 
 def test_who_leaves_a_stream_disturbs_nobody(http) -> None:
-    """R127: the next requests failed, and the check for lost pages ended the server."""
+    """The next requests failed, and the check for lost pages ended the server."""
     for _ in range(5):
         fields = {"prompt": "Hello", "stream": True, "max_tokens": 50, **GREEDY}
         with http.stream("POST", "/v1/completions", json=fields) as answer:
@@ -98,7 +94,7 @@ def test_who_leaves_a_stream_disturbs_nobody(http) -> None:
 
 
 def test_an_abort_of_what_is_not_there_changes_nothing(http) -> None:
-    """R134: unknown, ended, twice."""
+    """Unknown, ended, twice."""
     ended = completion(http, max_tokens=2)["id"]
     for name in ("nosuch", ended, ended):
         answer = http.post("/abort_request", json={"rid": name})
@@ -118,7 +114,7 @@ def test_an_abort_of_what_is_not_there_changes_nothing(http) -> None:
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_cuts_text_ids_logprobs_and_usage_alike(http, include: bool, stream: bool) -> None:
-    """R089: the text was cut and the rest was not; R095: the two together raised."""
+    """The text was cut and the rest was not; a stop shown beside logprobs raised."""
     text = completion(http, max_tokens=30)["choices"][0]["text"]
     stop = text[10:13]
     expected = text[: text.index(stop) + len(stop) * include]
@@ -147,7 +143,7 @@ def test_a_stop_cuts_text_ids_logprobs_and_usage_alike(http, include: bool, stre
 
 
 def test_logprobs_come_or_are_refused_with_the_limit(http) -> None:
-    """R051: asked for and silently not there."""
+    """Asked for and silently not there."""
     logprobs = completion(http, logprobs=5, max_tokens=4)["choices"][0]["logprobs"]
     assert [len(entry) for entry in logprobs["top_logprobs"]] == [5] * 4
     answer = http.post("/v1/completions", json={"prompt": "a", "logprobs": 21})
@@ -156,7 +152,7 @@ def test_logprobs_come_or_are_refused_with_the_limit(http) -> None:
 
 
 def test_what_works_is_not_warned_of(http, server: RunningServer) -> None:
-    """R165: a warning said that echo with logprobs is not supported."""
+    """A warning said that echo with logprobs is not supported."""
     before = len(server.lines)
     reply = completion(http, echo=True, logprobs=1, max_tokens=2)
     assert len(reply["choices"][0]["logprobs"]["tokens"]) == len("Hello") + 2
@@ -164,7 +160,7 @@ def test_what_works_is_not_warned_of(http, server: RunningServer) -> None:
 
 
 def test_forwards_are_counted_without_being_asked_for(http) -> None:
-    """R159: a flag for such counts printed none; R156: and why no graph ran."""
+    """A flag for such counts printed none. Why no graph ran is counted too."""
     for _ in range(3):
         completion(http, max_tokens=4)
     lines = [line for line in http.get("/metrics").text.splitlines() if "forward_total{" in line]
