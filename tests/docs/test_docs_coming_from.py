@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from headrace import LLM, RequestOutput, SamplingParams
+from headrace.cli.other_flags import ALIASES, SWITCHES
 from headrace.config.other_words import ENGINE_WORDS
 from headrace.request.other_words import SGLANG_NAMES
 
@@ -23,6 +24,12 @@ def test_options_of_the_engine_are_those_of_the_table_in_code() -> None:
     for theirs, options in ENGINE_WORDS.switches.items():
         for ours in options:
             assert f"`{ours}" in said(theirs)
+
+
+def test_every_flag_that_is_taken_is_on_the_page() -> None:
+    for flag in (*ALIASES, *SWITCHES):
+        option = flag.removeprefix("--").replace("-", "_")
+        assert f"`{flag}`" in PAGE or f"`{option}`" in PAGE
 
 
 def test_what_is_named_of_ours_exists() -> None:
