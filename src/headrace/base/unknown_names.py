@@ -10,6 +10,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.shown import shown
 
 T = TypeVar("T")
+NOT_HERE = "this version does not have it"
 _LONGEST = 100  # characters of a name that is compared with ours
 _NEAR = 0.7  # of difflib: stop_ids is near to stop_token_ids, max_length to nothing
 
@@ -56,7 +57,7 @@ def names_answered(
     """Make a dataclass answer keywords that it has no field for with `error`.
 
     Args:
-        kind: what its fields are, as "option of LLM".
+        kind: what its fields are, as "option of the engine".
     """
 
     def answering(described: type[T]) -> type[T]:

@@ -4,13 +4,11 @@ import argparse
 
 from headrace.bench.shapes import shape_names
 from headrace.cli import bench_serve
-from headrace.cli.engine_flags import add_engine_flags
+from headrace.cli.engine_flags import add_engine_flags, add_model
 from headrace.cli.flags import at_least_two, positive, positives, whole
 from headrace.cli.other_flags import OF_BENCH_SERVE
 from headrace.cli.parser import Parser, Verbs, add_verb
 from headrace.request.sampling_params import HIDDEN_STATES
-
-MODEL_STANDS = "MODEL stands without a flag"
 
 
 def add_kinds(bench: Parser) -> None:
@@ -34,13 +32,9 @@ def _kind(kinds: Verbs, name: str, meaning: str, place: str) -> Parser:
     return add_verb(kinds, name, meaning, place, help=meaning)
 
 
-def add_model(parser: Parser) -> None:
+def add_model_or_shape(parser: Parser) -> None:
     """MODEL where it needs no weights."""
-    shapes = ", ".join(shape_names())
-    parser.add_argument(
-        "model", metavar="MODEL", help=f"path, short name, hub id, or a shape: {shapes}"
-    )
-    parser.answers["--model"] = MODEL_STANDS
+    add_model(parser, f"; or a shape: {', '.join(shape_names())}")
 
 
 def _measured(parser: argparse._ActionsContainer) -> None:
@@ -50,7 +44,7 @@ def _measured(parser: argparse._ActionsContainer) -> None:
 
 def _offline(kinds: Verbs) -> None:
     parser = _kind(kinds, "offline", "many prompts at once, no server", "bench:offline")
-    add_model(parser)
+    add_model_or_shape(parser)
     load = parser.add_argument_group("load")
     load.add_argument(
         "--num-prompts",
@@ -84,7 +78,7 @@ def _offline(kinds: Verbs) -> None:
 
 def _step(kinds: Verbs) -> None:
     parser = _kind(kinds, "step", "decode steps and prefills beside their floors", "bench:step")
-    add_model(parser)
+    add_model_or_shape(parser)
     work = parser.add_argument_group("work")
     for name, several, meaning in (
         ("batch", (1, 32, 128, 256), "sequences of a decode step"),
@@ -123,7 +117,7 @@ def _startup(kinds: Verbs) -> None:
     parser = _kind(
         kinds, "startup", "fresh processes to the first token, cold and warm", "bench:startup"
     )
-    add_model(parser)
+    add_model_or_shape(parser)
     work = parser.add_argument_group("work")
     work.add_argument(
         "--input-len", type=positive, default=128, metavar="N", help="tokens of the prompt"

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 
 from headrace.cli.flags import add_field_flags, given_fields
+from headrace.cli.parser import Parser
 from headrace.config.engine_config import EngineConfig
 
 # First field -> heading in `--help`.
@@ -14,6 +15,16 @@ SECTIONS = {
     "enable_return_routed_experts": "engine (experts, exactness, checks)",
 }
 NOTE = "What has no default, or auto, follows from model and device: see explain."
+
+
+def add_model(parser: Parser, more: str = "") -> None:
+    """The positional MODEL.
+
+    Args:
+        more: what it may be besides, as "; or a shape".
+    """
+    parser.add_argument("model", metavar="MODEL", help=f"path, short name or hub id{more}")
+    parser.answers["--model"] = "MODEL stands without a flag"
 
 
 def add_engine_flags(

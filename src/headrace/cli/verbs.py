@@ -3,7 +3,7 @@
 import argparse
 
 from headrace.cli import bench_flags, chat, watch_flags
-from headrace.cli.engine_flags import add_engine_flags
+from headrace.cli.engine_flags import add_engine_flags, add_model
 from headrace.cli.flags import integers
 from headrace.cli.parser import Parser, Verbs, add_verb
 from headrace.cli.sampling_flags import NOT_IN_CHAT, add_sampling_flags
@@ -78,18 +78,13 @@ def _verb(verbs: Verbs, name: str, place: str) -> Parser:
     return add_verb(verbs, name, meaning, place)
 
 
-def _model(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="path, short name or hub id")
-    parser.answers["--model"] = bench_flags.MODEL_STANDS
-
-
 def _serve(verbs: Verbs) -> None:
     add_serve_flags(_verb(verbs, "serve", "serve:run"))
 
 
 def _generate(verbs: Verbs) -> None:
     parser = _verb(verbs, "generate", "generate:run")
-    _model(parser)
+    add_model(parser)
     source = parser.add_argument_group("prompts, one of (else standard input is one prompt)")
     source.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="a prompt; repeat")
     source.add_argument(
@@ -119,7 +114,7 @@ def _chat(verbs: Verbs) -> None:
 
 def _explain(verbs: Verbs) -> None:
     parser = _verb(verbs, "explain", "explain:run")
-    bench_flags.add_model(parser)
+    bench_flags.add_model_or_shape(parser)
     parser.add_argument(
         "--assume-gpu", metavar="NAME", help=f"plan for: {', '.join(ASSUMED_HARDWARE)}"
     )
@@ -129,7 +124,7 @@ def _explain(verbs: Verbs) -> None:
 
 def _verify(verbs: Verbs) -> None:
     parser = _verb(verbs, "verify", "verify:run")
-    _model(parser)
+    add_model(parser)
     parser.add_argument(
         "--assume",
         choices=("pairs", "nothing"),

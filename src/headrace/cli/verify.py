@@ -45,9 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         tell=_tell,
     )
     if STDOUT not in (arguments.json, arguments.html):
-        print(
-            render(report, output_width())
-        )  # first: what took minutes is seen, whatever becomes of the files
+        # First: what took minutes is seen, whatever becomes of the files.
+        print(render(report, output_width()))
     if arguments.json is not None:
         _write(arguments.json, json.dumps(report.as_dict(), indent=1) + "\n")
     if arguments.html is not None:

@@ -1,15 +1,15 @@
 """What vLLM and SGLang call the options of an engine, and what stands for them here."""
 
-from headrace.base.unknown_names import OtherWords
+from headrace.base.unknown_names import NOT_HERE, OtherWords
 
 ONE_DEVICE = "this version runs on one device; leave it out"
-_ABSENT = "this version does not have it"
 _EAGER = {"decode_graph": "off", "prefill_graph": "off"}
 _GRAPH_SIZES = "decode_graph takes the sizes themselves, as 1, 2, 4"
 _POOL_SIZE = "max_total_tokens sets the KV pool in tokens, mem_fraction as a share of memory"
 _AS_STORED = "weights are taken as the checkpoint has them; GGUF files are unpacked to dtype"
 _ORDER = "requests run by their priority, then as they come"
 _ON_SERVER = "headrace serve has it"
+_COMPILED = "cpu_graph and prefill_graph='piecewise' compile"
 
 DTYPE_NAMES = {
     "bf16": "bfloat16",
@@ -64,6 +64,9 @@ ENGINE_WORDS = OtherWords(
         **dict.fromkeys(("cuda_graph_max_bs", "max_seq_len_to_capture"), _GRAPH_SIZES),
         **dict.fromkeys(("num_gpu_blocks_override", "kv_cache_memory_bytes"), _POOL_SIZE),
         **dict.fromkeys(("schedule_policy", "scheduling_policy"), _ORDER),
+        **dict.fromkeys(("compilation_config", "enable_torch_compile"), _COMPILED),
+        **dict.fromkeys(("grammar_backend", "guided_decoding_backend"), "there is one, xgrammar"),
+        **dict.fromkeys(("is_embedding", "task"), "every model generates, and every model embeds"),
         **dict.fromkeys(("api_key", "max_logprobs", "served_model_name"), _ON_SERVER),
         **dict.fromkeys(
             (
@@ -80,24 +83,18 @@ ENGINE_WORDS = OtherWords(
                 "speculative_draft_model_path",
                 "swap_space",
             ),
-            _ABSENT,
+            NOT_HERE,
         ),
         "chat_template": "LLM.chat takes one, by default the checkpoint's own",
-        "compilation_config": "cpu_graph and prefill_graph='piecewise' compile",
         "download_dir": "HF_HOME in the environment says where the hub's files go",
         "enable_chunked_prefill": "prompts are always chunked; chunked_prefill_size says how long",
         "enable_mixed_chunk": "steps always hold prompts and running sequences together",
         "enable_return_hidden_states": "requests ask for them, nothing is switched on beforehand",
-        "enable_torch_compile": "cpu_graph and prefill_graph='piecewise' compile",
-        "grammar_backend": "there is one, xgrammar",
-        "guided_decoding_backend": "there is one, xgrammar",
         "hf_token": "HF_TOKEN in the environment is the hub's key",
-        "is_embedding": "every model generates, and every model embeds",
         "limit_mm_per_prompt": "models here read and write text only",
         "log_level": "the command line reads HEADRACE_LOG_LEVEL; the logger is called headrace",
         "max_prefill_tokens": "chunked_prefill_size is what one step reads of prompts",
         "skip_tokenizer_init": "token ids go in and come out of any model",
-        "task": "every model generates, and every model embeds",
         "trust_remote_code": "code that comes with a checkpoint is never run",
     },
 )

@@ -11,6 +11,7 @@ from headrace.base.log import get_logger
 from headrace.base.shown import shown
 from headrace.observers.dump_files import LOGITS, NAMES, STREAM, K, V
 from headrace.observers.dumper import Dumper
+from headrace.request.checks import at_least, switch
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.observing import build_dumper
 
@@ -55,7 +56,8 @@ class StepDumper:
                 f"A dump runs already, into {self._dumper.folder}", remedy="End that one first"
             )
         runner = self._runner
-        _check_plain(steps, eager)
+        at_least("steps", steps, 1)
+        switch("eager", eager)
         wanted = _names(names)
         others = [path.name for path in runner.selector.paths[:-1]]
         if STREAM in wanted and others and not eager:
@@ -100,13 +102,6 @@ class StepDumper:
             )
         log.info("Dump of %d steps written to %s", len(dumper.files), dumper.folder)
         return list(dumper.files)
-
-
-def _check_plain(steps: object, eager: object) -> None:
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise RequestError(f"steps is {shown(steps)}", remedy="Give a number from 1 on")
-    if not isinstance(eager, bool):
-        raise RequestError(f"eager is {shown(eager)}", remedy="Allowed: True or False")
 
 
 def _names(asked: Iterable[str]) -> frozenset[str]:

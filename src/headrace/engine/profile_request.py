@@ -14,6 +14,7 @@ from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
+from headrace.request.checks import at_least, switch
 
 log = get_logger(__name__)
 
@@ -71,11 +72,10 @@ def checked_request(
     Raises:
         RequestError: one has no meaning here, or the folder cannot be written.
     """
-    _check_number("steps", steps, 1)
-    _check_number("start_step", start_step, 0)
-    for name, value in (("with_stack", with_stack), ("record_shapes", record_shapes)):
-        if not isinstance(value, bool):
-            raise RequestError(f"{name} is {shown(value)}", remedy="Allowed: True or False")
+    at_least("steps", steps, 1)
+    at_least("start_step", start_step, 0)
+    switch("with_stack", with_stack)
+    switch("record_shapes", record_shapes)
     named = _some("stages", stages, STAGES)
     if len(named) > 1 and steps is None:
         raise RequestError("A profile of both stages needs a number of steps", remedy="Give steps")
@@ -89,12 +89,6 @@ def checked_request(
         with_stack=with_stack,
         record_shapes=record_shapes,
     )
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    """Raises `RequestError` for what is neither `None` nor a whole number from `least` on."""
-    if value is not None and (type(value) is not int or value < least):
-        raise RequestError(f"{name} is {shown(value)}", remedy=f"Give a number from {least} on")
 
 
 def _some(name: str, asked: object, known: tuple[str, ...]) -> tuple[str, ...]:

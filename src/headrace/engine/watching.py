@@ -11,6 +11,7 @@ from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
 from headrace.engine.batch_arguments import Params, Prompts, for_each, listed_prompts, one_each
 from headrace.engine.batch_explanation import BatchExplanation
+from headrace.engine.dumping import USUAL
 from headrace.engine.engine import Engine
 from headrace.engine.expert_distribution import ExpertRecorder
 from headrace.engine.explanation import Explanation, explanation_of
@@ -126,7 +127,7 @@ class Watching:
         folder: str | os.PathLike[str],
         *,
         layers: Iterable[int] | None = None,
-        names: Iterable[str] = ("k", "v", "logits"),
+        names: Iterable[str] = USUAL,
         steps: int | None = None,
         eager: bool = False,
     ) -> Iterator[None]:

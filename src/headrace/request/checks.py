@@ -23,6 +23,13 @@ def listed(name: str, value: object, allowed: str) -> tuple[Any, ...]:
         raise bad_value(name, value, allowed) from None
 
 
+def switch(name: str, value: object) -> bool:
+    """`value`, which must be True or False."""
+    if not isinstance(value, bool):
+        raise bad_value(name, value, "True or False")
+    return value
+
+
 def integer(name: str, value: object, low: int, high: int) -> int:
     """`value` as an int. Integers of other libraries count; True and False do not."""
     allowed = f"integers in [{low}, {high}]"
@@ -31,6 +38,12 @@ def integer(name: str, value: object, low: int, high: int) -> int:
     if not low <= int(value) <= high:
         raise bad_value(name, value, allowed)
     return int(value)
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Refuse what is neither `None` nor one of Python's own integers from `least` on."""
+    if value is not None and (type(value) is not int or value < least):
+        raise RequestError(f"{name} is {shown(value)}", remedy=f"Give a number from {least} on")
 
 
 def number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:

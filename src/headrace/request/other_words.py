@@ -1,8 +1,7 @@
 """What vLLM, SGLang and transformers call options of a request, and what stands for them here."""
 
-from headrace.base.unknown_names import OtherWords
+from headrace.base.unknown_names import NOT_HERE, OtherWords
 
-_NOT_HERE = "this version does not have it"
 _NO_CODE = "code of requests is not run"
 _NO_BEAMS = "it belongs to beam search, which this version does not have"
 _BY_FILTERS = "top_k, top_p and min_p are the filters there are"
@@ -41,14 +40,14 @@ ABSENT = {
         ),
         _BY_FILTERS,
     ),
-    "input_embeds": _NOT_HERE,
+    "input_embeds": NOT_HERE,
     "length_penalty": _NO_BEAMS,
-    "lora_path": _NOT_HERE,
-    "prompt_embeds": _NOT_HERE,
-    "repetition_detection": _NOT_HERE,
+    "lora_path": NOT_HERE,
+    "prompt_embeds": NOT_HERE,
+    "repetition_detection": NOT_HERE,
     "stop_regex": "use stop or stop_token_ids",
     "stream_interval": "every step is sent as it comes",
-    "thinking_token_budget": _NOT_HERE,
+    "thinking_token_budget": NOT_HERE,
     "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
     "use_beam_search": "this version does not have beam search",
 }
@@ -80,7 +79,7 @@ SAMPLING_WORDS = OtherWords(
         "detokenize": "text is made wherever there is a tokenizer",
         "do_sample": "temperature=0 takes the likeliest token, any other draws",
         "eos_token_id": "use stop_token_ids, a list",
-        "lora_request": _NOT_HERE,
+        "lora_request": NOT_HERE,
         "max_length": "max_tokens counts the output alone",
         "output_kind": "LLM.generate gives whole outputs, LLM.stream pieces",
         "stream": "use LLM.stream or LLM.stream_chat",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import UnknownFieldError
 from headrace.base.unknown_names import names_answered
-from headrace.request.checks import bad_value, integer
+from headrace.request.checks import bad_value, integer, switch
 from headrace.request.other_words import POOLING_WORDS
 
 POOLINGS = ("last", "mean")
@@ -37,8 +37,7 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.pooling, str) or self.pooling not in POOLINGS:
             raise bad_value("pooling", self.pooling, " or ".join(POOLINGS))
-        if not isinstance(self.normalize, bool):
-            raise bad_value("normalize", self.normalize, "True or False")
+        switch("normalize", self.normalize)
         if self.dimensions is not None:
             dimensions = integer("dimensions", self.dimensions, 1, _MAX_DIMENSIONS)
             object.__setattr__(self, "dimensions", dimensions)

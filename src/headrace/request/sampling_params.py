@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import UnknownFieldError
 from headrace.base.unknown_names import names_answered
-from headrace.request.checks import bad_value, integer, listed, number
+from headrace.request.checks import bad_value, integer, listed, number, switch
 from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.structured_output import StructuredOutput
 
@@ -127,8 +127,7 @@ class SamplingParams:
             "include_stop_str_in_output",
             "skip_special_tokens",
         ):
-            if not isinstance(getattr(self, name), bool):
-                raise bad_value(name, getattr(self, name), "True or False")
+            switch(name, getattr(self, name))
         self._normalise_states()
 
     @property

@@ -10,12 +10,12 @@ from difflib import get_close_matches
 
 from pydantic import BaseModel
 
+from headrace.base.unknown_names import NOT_HERE
 from headrace.request.other_words import ABSENT, FIELD_WORDS
 from headrace.serving.errors import invalid
 from headrace.serving.ignored_fields import MOST_TOLD
 from headrace.serving.service import Service
 
-_NOT_HERE = "this version does not have it"
 OF_CHATS = "/v1/chat/completions has it"
 _TEXT_ONLY = "this model reads and writes text only"
 
@@ -23,8 +23,8 @@ REFUSED = {
     **ABSENT,
     **{name: f"use {ours}" for name, ours in FIELD_WORDS.renamed.items()},
     "audio": _TEXT_ONLY,
-    "bootstrap_host": _NOT_HERE,
-    "bootstrap_room": _NOT_HERE,
+    "bootstrap_host": NOT_HERE,
+    "bootstrap_room": NOT_HERE,
     "container": "code is not run here",
     "chat_template": "templates of requests are not run; the operator names one with the model",
     "documents": "pass them as chat_template_kwargs",
@@ -41,18 +41,18 @@ REFUSED = {
     "modalities": _TEXT_ONLY,
     "output_format": "send it as output_config.format",
     "options": "its fields stand beside the others",
-    "prediction": _NOT_HERE,
+    "prediction": NOT_HERE,
     "reasoning": "use reasoning_effort",
     "reasoning_effort": "it belongs to chat",
     "return_hidden_states": "/generate, /v1/completions and /v1/chat/completions have it",
     "return_routed_experts": "ask /generate for them",
-    "session_id": _NOT_HERE,
-    "session_params": _NOT_HERE,
+    "session_id": NOT_HERE,
+    "session_params": NOT_HERE,
     "suffix": "models here continue text and do not fill in",
     "thinking": "pass what the template knows as chat_template_kwargs",
-    "verbosity": _NOT_HERE,
+    "verbosity": NOT_HERE,
     "video_data": _TEXT_ONLY,
-    "web_search_options": _NOT_HERE,
+    "web_search_options": NOT_HERE,
 }
 # Values with which a refused field asks for nothing.
 NEUTRAL = {
