@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import errno
 import os
-import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,13 +11,14 @@ from itertools import pairwise
 import pytest
 
 from headrace.base.errors import CapacityError, HeadraceError
-from headrace.cli import bench_serve
+from headrace.cli import watch_flags
 from headrace.cli.engine_flags import engine_config, engine_options
 from headrace.cli.flags import given_fields
 from headrace.cli.main import build_parser, main
-from headrace.cli.other_flags import OF_BENCH_SERVE
 from headrace.cli.sampling_flags import SAMPLING_HELP
 from headrace.config.engine_config import EngineConfig
+from headrace.engine.dumping import USUAL
+from headrace.observers.dump_files import NAMES
 from headrace.request.sampling_params import SamplingParams
 from headrace.request.structured_output import StructuredOutput
 
@@ -59,6 +59,11 @@ def test_every_engine_field_is_a_flag(verb, capsys: pytest.CaptureFixture[str]) 
     for field in dataclasses.fields(EngineConfig):
         if field.name != "model":
             assert f"--{field.name.replace('_', '-')}" in shown
+
+
+def test_names_of_dumped_tensors_are_those_of_the_dumper() -> None:
+    assert set(watch_flags.NAMES) == set(NAMES)
+    assert watch_flags.USUAL == USUAL
 
 
 def test_every_sampling_field_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,23 +158,6 @@ def test_bad_usage_is_one_line_and_exits_2(arguments, program: str, capsys) -> N
     assert shown.startswith("headrace: error: ")
     assert shown.endswith(f"(see {program} --help)\n")
     assert shown.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("generat", "m"), "no verb 'generat'; did you mean generate?"),
-        (("collectenv",), "no verb 'collectenv'; did you mean collect-env?"),
-        (("smollm2",), "no verb 'smollm2'; there are serve, generate, chat, explain,"),
-        (("bench", "ofline", "m"), "no benchmark 'ofline'; did you mean offline?"),
-        (("verify", "m", "--assume", "pair"), "'pair' is not one of them; did you mean pairs?"),
-    ],
-)
-def test_a_word_that_is_misspelt_is_answered_with_the_nearest(arguments, told, capsys) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -349,84 +337,3 @@ def test_a_bad_form_is_told_in_a_line(form: str, capsys) -> None:
     error = capsys.readouterr().err.splitlines()[-1]
     assert "--structured" in error
     assert "Traceback" not in error
-
-
-def test_a_misspelt_flag_is_guessed(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["generate", "m", "--temprature=0", "--max-token", "3"])
-    error = capsys.readouterr().err
-    for misspelt, ours in (("--temprature=0", "--temperature"), ("--max-token", "--max-tokens")):
-        assert f"{misspelt} (did you mean {ours}?)" in error
-    assert "(see headrace generate --help)" in error
-    with pytest.raises(SystemExit):
-        main(["generate", "m", "--nonsense"])
-    assert "unknown: --nonsense (see" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("verb", "flag", "answer"),
-    [
-        ("generate", "--max-new-tokens", "use --max-tokens"),
-        ("explain", "--max-new-tokens", ""),
-        ("generate", "--guided-regex", "use --structured regex=..."),
-        ("explain", "--model", "MODEL stands without a flag"),
-        ("explain", "--schedule-policy", "requests run by their priority, then as they come"),
-        ("chat", "-p", "headrace generate has it"),
-        ("serve", "--quantization", "weights are taken as the checkpoint has them; "),
-        ("generate", "--enable-expert-parallel", "this version runs on one device; leave it out"),
-    ],
-)
-def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "m", flag])
-    told = f"unknown: {flag} ({answer}" if answer else f"unknown: {flag} (see"
-    assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flag", "answer"),
-    [
-        ("--port", "use --base-url http://HOST:PORT"),
-        ("--dataset-name", "prompts are random, or those of --prompt-file"),
-        ("--seed", "use --load-seed"),
-    ],
-)
-def test_flags_of_other_benchmarks_are_answered(flag: str, answer: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "serve", flag, "1"])
-    assert f"unknown: {flag} ({answer}) 1 (see" in capsys.readouterr().err
-
-
-def test_answers_are_for_flags_that_a_benchmark_has_not() -> None:
-    parser = argparse.ArgumentParser()
-    bench_serve.add_flags(parser)
-    flags = parser._option_string_actions
-    assert not flags.keys() & OF_BENCH_SERVE.keys()
-    named = re.findall(r"--[a-z-]+", " ".join(OF_BENCH_SERVE.values()))
-    assert set(named) <= flags.keys()
-
-
-def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> None:
-    found: list[argparse.Namespace] = []
-    monkeypatch.setattr("headrace.cli.explain.run", lambda parsed: found.append(parsed) or 0)
-    typed = ("--gpu-memory-utilization=0.5", "--enforce-eager", "--tp", "1", "--dtype", "half")
-    assert main(["explain", "m", *typed, "--disable_radix_cache"]) == 0
-    assert engine_config(found[0]) == EngineConfig(
-        model="m",
-        mem_fraction=0.5,
-        decode_graph="off",
-        prefill_graph="off",
-        enable_prefix_cache=False,
-        dtype="float16",
-    )
-
-
-def test_two_devices_are_refused_in_a_line(capsys) -> None:
-    assert main(["explain", "m", "--tensor-parallel-size", "2"]) == 2
-    assert "--tensor-parallel-size is 2. This version runs on one" in capsys.readouterr().err
-
-
-def test_a_prompt_without_its_flag_is_answered(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["generate", "m", "some", "text"])
-    assert "unknown: some text (a prompt comes after -p) (see" in capsys.readouterr().err

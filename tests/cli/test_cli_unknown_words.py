@@ -1,0 +1,110 @@
+"""Verbs, flags and values that there are not: answered with what was meant, by others too."""
+
+import argparse
+import re
+
+import pytest
+
+from headrace.cli import bench_serve
+from headrace.cli.engine_flags import engine_config
+from headrace.cli.main import main
+from headrace.cli.other_flags import OF_BENCH_SERVE
+from headrace.config.engine_config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("generat", "m"), "no verb 'generat'; did you mean generate?"),
+        (("collectenv",), "no verb 'collectenv'; did you mean collect-env?"),
+        (("smollm2",), "no verb 'smollm2'; there are serve, generate, chat, explain,"),
+        (("bench", "ofline", "m"), "no benchmark 'ofline'; did you mean offline?"),
+        (("verify", "m", "--assume", "pair"), "'pair' is not one of them; did you mean pairs?"),
+    ],
+)
+def test_a_word_that_is_misspelt_is_answered_with_the_nearest(arguments, told, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_misspelt_flag_is_guessed(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "--temprature=0", "--max-token", "3"])
+    error = capsys.readouterr().err
+    for misspelt, ours in (("--temprature=0", "--temperature"), ("--max-token", "--max-tokens")):
+        assert f"{misspelt} (did you mean {ours}?)" in error
+    assert "(see headrace generate --help)" in error
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "--nonsense"])
+    assert "unknown: --nonsense (see" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "answer"),
+    [
+        ("generate", "--max-new-tokens", "use --max-tokens"),
+        ("explain", "--max-new-tokens", ""),
+        ("generate", "--guided-regex", "use --structured regex=..."),
+        ("explain", "--model", "MODEL stands without a flag"),
+        ("explain", "--schedule-policy", "requests run by their priority, then as they come"),
+        ("chat", "-p", "headrace generate has it"),
+        ("serve", "--quantization", "weights are taken as the checkpoint has them; "),
+        ("generate", "--enable-expert-parallel", "this version runs on one device; leave it out"),
+    ],
+)
+def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "m", flag])
+    told = f"unknown: {flag} ({answer}" if answer else f"unknown: {flag} (see"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--port", "use --base-url http://HOST:PORT"),
+        ("--dataset-name", "prompts are random, or those of --prompt-file"),
+        ("--seed", "use --load-seed"),
+    ],
+)
+def test_flags_of_other_benchmarks_are_answered(flag: str, answer: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", flag, "1"])
+    assert f"unknown: {flag} ({answer}) 1 (see" in capsys.readouterr().err
+
+
+def test_answers_are_for_flags_that_a_benchmark_has_not() -> None:
+    parser = argparse.ArgumentParser()
+    bench_serve.add_flags(parser)
+    flags = parser._option_string_actions
+    assert not flags.keys() & OF_BENCH_SERVE.keys()
+    named = re.findall(r"--[a-z-]+", " ".join(OF_BENCH_SERVE.values()))
+    assert set(named) <= flags.keys()
+
+
+def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> None:
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr("headrace.cli.explain.run", lambda parsed: found.append(parsed) or 0)
+    typed = ("--gpu-memory-utilization=0.5", "--enforce-eager", "--tp", "1", "--dtype", "half")
+    assert main(["explain", "m", *typed, "--disable_radix_cache"]) == 0
+    assert engine_config(found[0]) == EngineConfig(
+        model="m",
+        mem_fraction=0.5,
+        decode_graph="off",
+        prefill_graph="off",
+        enable_prefix_cache=False,
+        dtype="float16",
+    )
+
+
+def test_two_devices_are_refused_in_a_line(capsys) -> None:
+    assert main(["explain", "m", "--tensor-parallel-size", "2"]) == 2
+    assert "--tensor-parallel-size is 2. This version runs on one" in capsys.readouterr().err
+
+
+def test_a_prompt_without_its_flag_is_answered(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "m", "some", "text"])
+    assert "unknown: some text (a prompt comes after -p) (see" in capsys.readouterr().err
