@@ -163,9 +163,7 @@ def _by_rule(rows: int, outputs: int, inputs: int) -> FewRowsSettings | None:
     """
     if rows > MAX_ROWS or inputs < LEAST_INPUTS or inputs % 8:
         return None
-    narrow = (
-        2 * outputs <= 64 * H200_MULTIPROCESSORS
-    )  # at least two programs for each tile of outputs
+    narrow = 2 * outputs <= 64 * H200_MULTIPROCESSORS  # two programs at least for each tile
     if rows <= 32 and narrow:
         return _spread(rows, outputs, inputs, 64, 256, least=512, prefetch=128)
     if rows <= 32 and outputs <= 64 * H200_MULTIPROCESSORS:
