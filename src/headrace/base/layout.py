@@ -1,6 +1,7 @@
-"""Text for people: tables, and lines that fit their terminal."""
+"""Text for people: tables, lines that fit their terminal, progress."""
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Container, Iterator, Sequence
 
@@ -12,6 +13,11 @@ _LEAST = 24  # columns that text gets, however narrow the terminal
 def output_width() -> int:
     """Columns of the terminal that standard output goes to, or what COLUMNS says."""
     return min(shutil.get_terminal_size((USUAL, 24)).columns, WIDEST)
+
+
+def tell(line: str) -> None:
+    """Progress, on standard error: what is measured or found goes elsewhere."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def hanging(text: str, *, indent: int, width: int, head: str = "") -> list[str]:

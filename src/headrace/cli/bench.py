@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import ConfigError
-from headrace.base.layout import output_width
+from headrace.base.layout import output_width, tell
 from headrace.cli.engine_flags import engine_config, engine_options
 from headrace.cli.flags import destination
 from headrace.cli.start import start
@@ -90,7 +90,7 @@ def step(arguments: argparse.Namespace) -> int:
         setting = Setting.of(llm, threads=threads, repeats=arguments.repeats)
         circumstances = setting.as_dict() | {"ceilings": ceilings.as_dict()}
         found = []
-        for entry in StepBench(llm, work, ceilings, tell=_tell).measure():
+        for entry in StepBench(llm, work, ceilings, tell=tell).measure():
             found.append(entry)
             _line(arguments, circumstances | entry.as_dict())
     _show(arguments, f"{setting}\n{ceilings}\n{table(found, output_width())}")
@@ -154,8 +154,3 @@ def _line(arguments: argparse.Namespace, entry: Mapping[str, Any]) -> None:
 def _show(arguments: argparse.Namespace, text: str) -> None:
     """The table, for people; beside JSON lines it goes where it does not mix with them."""
     print(text, file=sys.stderr if arguments.json else sys.stdout)
-
-
-def _tell(line: str) -> None:
-    """Progress, beside what is measured."""
-    print(line, file=sys.stderr, flush=True)

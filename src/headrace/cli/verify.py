@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
-from headrace.base.layout import output_width
+from headrace.base.layout import output_width, tell
 from headrace.base.shown import shown
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.prompt_file import prompt_lines
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts=prompts,
         every_combination=arguments.assume == "nothing",
         deep=arguments.deep,
-        tell=_tell,
+        tell=tell,
     )
     if STDOUT not in (arguments.json, arguments.html):
         # First: what took minutes is seen, whatever becomes of the files.
@@ -130,8 +130,3 @@ def _ids(values: Any) -> list[int] | None:
     if not isinstance(values, list) or not values:
         return None
     return values if all(type(value) is int for value in values) else None
-
-
-def _tell(line: str) -> None:
-    """Progress on stderr: the table comes at the end."""
-    print(line, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.base.errors import RequestError
-from headrace.base.shown import shown
+from headrace.request.checks import bad_value
 
 MOST_TOOLS = 512
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -55,10 +55,10 @@ class ToolRequest:
             RequestError: a field is not valid; the message begins with its name.
         """
         if parallel_tool_calls is not None and not isinstance(parallel_tool_calls, bool):
-            raise _bad("parallel_tool_calls", parallel_tool_calls, "true or false")
+            raise bad_value("parallel_tool_calls", parallel_tool_calls, "true or false")
         if tools is None:
             if tool_choice not in (None, "none"):
-                raise _bad("tool_choice", tool_choice, "none, as the request has no tools")
+                raise bad_value("tool_choice", tool_choice, "none, as the request has no tools")
             return None
         checked = _tools(tools)
         choice, only = _choice(tool_choice, [tool.name for tool in checked])
@@ -81,7 +81,7 @@ class ToolRequest:
 
 def _tools(tools: object) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes) or not tools:
-        raise _bad("tools", tools, "a list of at least one tool, or leave it out")
+        raise bad_value("tools", tools, "a list of at least one tool, or leave it out")
     if len(tools) > MOST_TOOLS:
         raise RequestError(
             f"tools has {len(tools)} entries", remedy=f"Allowed: at most {MOST_TOOLS}"
@@ -90,33 +90,33 @@ def _tools(tools: object) -> tuple[Tool, ...]:
     names = [tool.name for tool in checked]
     for name in names:
         if names.count(name) > 1:
-            raise _bad("tools", name, "each name once")
+            raise bad_value("tools", name, "each name once")
     return checked
 
 
 def _tool(tool: object, place: str) -> Tool:
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
-        raise _bad(place, tool, 'an object with type "function" and a function')
+        raise bad_value(place, tool, 'an object with type "function" and a function')
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise _bad(f"{place}.function", function, "an object with a name")
+        raise bad_value(f"{place}.function", function, "an object with a name")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _bad(
+        raise bad_value(
             f"{place}.function.name", name, "1 to 64 letters, digits, underscores and hyphens"
         )
     description = function.get("description")
     if description is not None and not isinstance(description, str):
-        raise _bad(f"{place}.function.description", description, "a string")
+        raise bad_value(f"{place}.function.description", description, "a string")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise _bad(f"{place}.function.strict", strict, "true or false")
+        raise bad_value(f"{place}.function.strict", strict, "true or false")
     if parameters is None:
         parameters = {"type": "object"}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise _bad(f"{place}.function.parameters", parameters, "a JSON schema of type object")
+        raise bad_value(f"{place}.function.parameters", parameters, "a JSON schema of type object")
     if not isinstance(parameters.get("properties", {}), Mapping):
-        raise _bad(
+        raise bad_value(
             f"{place}.function.parameters.properties",
             parameters["properties"],
             "an object with a schema for each property",
@@ -129,7 +129,7 @@ def _choice(choice: object, names: Sequence[str]) -> tuple[str, str | None]:
         return "auto", None
     if isinstance(choice, str):
         if choice not in CHOICES:
-            raise _bad(
+            raise bad_value(
                 "tool_choice", choice, f"{', '.join(CHOICES)} or the object that names a function"
             )
         return choice, None
@@ -137,19 +137,15 @@ def _choice(choice: object, names: Sequence[str]) -> tuple[str, str | None]:
     function = choice.get("function") if is_function and isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise _bad(
+        raise bad_value(
             "tool_choice",
             choice,
             f'{", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}',
         )
     if name not in names:
-        raise _bad("tool_choice", name, f"the name of a tool of the request: {_listed(names)}")
+        raise bad_value("tool_choice", name, f"the name of a tool of the request: {_listed(names)}")
     return "required", name
 
 
 def _listed(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _bad(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {shown(value)}", remedy=f"Allowed: {allowed}")
