@@ -7,10 +7,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))  # the tiny checkpoints live there
 
-from chat_checkpoint import write_chat_checkpoint
+from chat_checkpoint import TEMPLATES, write_chat_checkpoint
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from tiny_engine import write_checkpoint
+from tool_chat import Chat
 
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.app import make_app
@@ -67,3 +68,33 @@ def http(service: Service) -> Iterator[TestClient]:
     """A client that raises nothing: a bug of the server is a 500 to it, as to anybody."""
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    made = {}
+    for family in TEMPLATES:
+        folder = write_chat_checkpoint(tmp_path_factory.mktemp("chat") / family, family)
+        tokenizer = load_tokenizer(EngineConfig(model=str(folder)))
+        assert tokenizer is not None
+        made[family] = tokenizer
+    return made
+
+
+@pytest.fixture
+def chat(tokenizers: dict[str, Tokenizer], engine: FakeEngine) -> Iterator[Callable[..., Chat]]:
+    """Makes a server for a family."""
+    clients: list[TestClient] = []
+
+    def make(family: str, **options: Any) -> Chat:
+        service = Service(
+            config=ServerConfig(**options), asked=EngineConfig(model="tiny"), engine=engine,
+            tokenizer=tokenizers[family],
+        )  # fmt: skip
+        client = TestClient(make_app(service), raise_server_exceptions=False)
+        clients.append(client)
+        return Chat(client, engine)
+
+    yield make
+    for client in clients:
+        client.close()
