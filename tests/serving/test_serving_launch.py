@@ -1,7 +1,9 @@
 """Start, signals and ends of the server, with an engine that is none: in this process."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import socket
 import time
@@ -16,9 +18,14 @@ from headrace.base.errors import CheckpointError, ConfigError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
 from headrace.serving import launch
 from headrace.serving.address import bind
+from headrace.serving.descriptors import open_as_many_as_allowed
 from headrace.serving.launch import Server, serve
 from headrace.serving.server_config import ServerConfig
 
+HALF_A_BODY = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b'content-length: 100\r\n\r\n{"prompt":'
+)
 Visit = Callable[[str, Server], Any]
 
 
@@ -30,13 +37,15 @@ class MortalEngine(FakeEngine):
         self.words = ["a"] * 400
         self.pause = 0.01
         self.dead = asyncio.Event()
+        self.margins: list[float] = []
 
     async def wait_dead(self) -> str:
         await self.dead.wait()
         self.state, self.death = "dead", self.death or "killed by signal 9"
         return self.death
 
-    async def stop(self, drain_seconds: float = 0.0) -> None:
+    async def stop(self, drain_seconds: float = 0.0, *, margin_seconds: float = 10.0) -> None:
+        self.margins.append(margin_seconds)
         self.dead.set()
 
 
@@ -112,34 +121,45 @@ def test_after_the_deadline_requests_are_aborted_and_told(run) -> None:
     assert "data: [DONE]" in seen
 
 
-def test_while_it_drains_nothing_new_is_taken(run) -> None:
-    statuses: list[int] = []
+def test_while_it_drains_who_asks_is_told(run) -> None:
+    told: list[tuple[int, str, bool]] = []
 
     async def visit(url: str, server: Server) -> None:
         await until_ready(url)
-        async with httpx2.AsyncClient() as http:
-            body = {"prompt": "a", "stream": True}
-            async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
-                await anext(answer.aiter_lines())
-                server.service.is_draining = True
-                refused = await http.post(f"{url}/v1/completions", json={"prompt": "a"})
-                statuses.append(refused.status_code)
-                assert refused.json()["error"]["code"] == "draining"
-        interrupt()
+        body = {"prompt": "a", "stream": True}
+        async with (
+            httpx2.AsyncClient() as other,
+            httpx2.AsyncClient() as http,
+            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
+        ):
+            lines = answer.aiter_lines()
+            await anext(lines)
+            interrupt()
+            await asyncio.sleep(0.3)  # longer than the server takes to see it
+            for refused in (
+                await other.post(f"{url}/v1/completions", json={"prompt": "a"}),
+                await other.get(f"{url}/health"),
+                await other.get(f"{url}/health_generate"),
+            ):
+                code = refused.json()["error"]["code"]
+                told.append((refused.status_code, code, "retry-after" in refused.headers))
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
 
-    assert run(visit) == 0
-    assert statuses == [503]
+    assert run(visit, drain_seconds=1) == 0
+    assert told == [(503, "draining", True)] * 3
 
 
 def test_a_second_signal_ends_it_at_once(run) -> None:
     reading: list[asyncio.Task[Any]] = []
     ended_with: list[int] = []
+    servers: list[Server] = []
 
     async def read(url: str) -> None:
         async with httpx2.AsyncClient() as http:
             await http.post(f"{url}/v1/completions", json={"prompt": "a", "stream": True})
 
     async def visit(url: str, server: Server) -> None:
+        servers.append(server)
         await until_ready(url)
         reading.append(asyncio.create_task(read(url)))  # it ends with the loop
         while not server.service.in_flight:
@@ -153,6 +173,29 @@ def test_a_second_signal_ends_it_at_once(run) -> None:
     assert run(visit, drain_seconds=60) == 128 + signal.SIGTERM
     assert ended_with == [1]  # the first one alone would have let it go on
     assert time.monotonic() - began < 3
+    assert min(servers[0].service.engine.margins) <= 1  # a step that hangs is not waited for
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/completions", HALF_A_BODY])
+def test_who_says_half_a_thing_holds_up_no_end(run, monkeypatch, caplog, said: bytes) -> None:
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.2)
+
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(said)
+        await asyncio.sleep(0.05)
+        interrupt()
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()  # until it hangs up
+        writer.close()
+
+    assert run(visit) == 0
+    assert not [each for each in caplog.records if each.name.startswith("uvicorn")]
+
+
+def test_connections_are_kept_for_longer_than_proxies_keep_them(make_service) -> None:
+    assert launch._uvicorn_config(make_service()).timeout_keep_alive > 60
 
 
 def test_the_engines_death_ends_it(run, caplog) -> None:
@@ -245,6 +288,20 @@ def test_an_ipv6_address() -> None:
         pytest.skip(str(error))
     with listening:
         assert listening.family == socket.AF_INET6
+
+
+def test_as_many_connections_as_the_system_allows(caplog) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        limit = open_as_many_as_allowed(100)
+        assert limit > 256
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit
+        assert not caplog.records
+        open_as_many_as_allowed(limit)
+        assert f"Only {limit} files" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_certificate_that_is_none(run, tmp_path) -> None:

@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 State = Literal["starting", "ready", "draining", "dead"]
 
-STOP_MARGIN_SECONDS = 10.0  # for the step in flight at the deadline of a drain, then it is killed
+STOP_MARGIN_SECONDS = 10.0
 _STOPPED = "it was asked to stop"
 _SEND_AGAIN = "Send the request again once the engine is back"
 
@@ -141,8 +141,14 @@ class EngineClient:
 
     # ---- the end
 
-    async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Drain for so long, abort the rest, end the process. Twice is fine."""
+    async def stop(
+        self, drain_seconds: float = 0.0, *, margin_seconds: float = STOP_MARGIN_SECONDS
+    ) -> None:
+        """Drain for so long, abort the rest, end the process. Twice is fine.
+
+        Args:
+            margin_seconds: after the drain, for the step in flight; then the process is killed.
+        """
         self._is_stopping = True
         if self._child is not None:
             if self.state == "starting":
@@ -151,7 +157,7 @@ class EngineClient:
                 self.state = "draining"
                 self._child.send(Stop(drain_seconds))
             try:
-                await asyncio.wait_for(self._gone.wait(), drain_seconds + STOP_MARGIN_SECONDS)
+                await asyncio.wait_for(self._gone.wait(), drain_seconds + margin_seconds)
             except TimeoutError:
                 log.error("The engine does not stop: its process is killed")
                 self._present_child().kill()

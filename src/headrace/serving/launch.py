@@ -1,7 +1,7 @@
 """`headrace serve`: engine, HTTP, signals, and the way out.
 
 HTTP answers at once, 503 while the model loads. The first SIGTERM or SIGINT lets requests end for
-`drain_seconds`; the second ends everything at once.
+`drain_seconds`, while new ones are answered 503; the second ends everything at once.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from headrace.base.log import get_logger
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.serving.app import make_app
+from headrace.serving.descriptors import open_as_many_as_allowed
 from headrace.serving.http_protocol import BoundedHttp
 from headrace.serving.parsers.choice import NONE
 from headrace.serving.prompts import load_tokenizer
@@ -36,6 +37,11 @@ log = get_logger(__name__)
 OK, ENGINE_DIED = 0, 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
+# Proxies keep connections for up to 60 s as a rule, clients for less: who keeps one longer than the
+# other sends requests into a connection that is just being closed.
+_KEEP_ALIVE_SECONDS = 75
+_AT_ONCE_SECONDS = 1  # after a second signal, for an engine that may hang
+_LOOK_SECONDS = 0.05  # between two looks at what still runs
 
 
 def serve(asked: EngineConfig, config: ServerConfig, listening: socket.socket) -> int:
@@ -50,6 +56,7 @@ def serve(asked: EngineConfig, config: ServerConfig, listening: socket.socket) -
     Raises:
         HeadraceError: the model cannot be served.
     """
+    open_as_many_as_allowed(config.max_queued_requests)
     with contextlib.closing(listening), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(Server(asked, config, listening).run())
 
@@ -68,6 +75,7 @@ class Server:
         self._signals = 0
         self._status = OK
         self._draining: asyncio.Task[None] | None = None
+        self._hurrying: asyncio.Task[None] | None = None  # held, so that it is not collected
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -145,23 +153,31 @@ class Server:
     def _stop(self, number: signal.Signals) -> None:
         self._signals += 1
         self.service.is_draining = True
-        self._http.should_exit = True
         if self._signals == 1:
-            count = len(self.service.in_flight)
-            log.info("Stopping: %d requests may end within %d s", count, self._config.drain_seconds)
-            self._draining = asyncio.create_task(self._abort_late_ones())
+            self._draining = asyncio.create_task(self._drain())
             return
         log.warning("Stopping at once")
         self._status = 128 + number
-        self._http.force_exit = True
+        self._http.should_exit = self._http.force_exit = True
+        if (engine := self.service.engine) is not None:
+            stopping = engine.stop(0.0, margin_seconds=_AT_ONCE_SECONDS)
+            self._hurrying = asyncio.create_task(stopping)
 
-    async def _abort_late_ones(self) -> None:
-        await asyncio.sleep(self._config.drain_seconds)
-        service = self.service
+    async def _drain(self) -> None:
+        """Let requests end, abort those that are late, and hang up: until then who asks is told."""
+        service, seconds = self.service, self._config.drain_seconds
+        log.info("Stopping: %d requests may end within %d s", len(service.in_flight), seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while service.in_flight:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        self._http.should_exit = True
         late = [each for ids in service.in_flight.values() for each in ids]
         if late and service.engine is not None:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
+        await asyncio.sleep(_GRACE_SECONDS)
+        self._http.hang_up()
 
 
 def _url(config: ServerConfig, listening: socket.socket) -> str:
@@ -189,6 +205,11 @@ class _Http(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def hang_up(self) -> None:
+        """Leave clients that do not read what they asked for, or do not send what they began."""
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
+
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     config = service.config
@@ -207,7 +228,8 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
             server_header=False,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
-            timeout_graceful_shutdown=config.drain_seconds + _GRACE_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=2 * _GRACE_SECONDS,
             lifespan="off",
         )
         made.load()

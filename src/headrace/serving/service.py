@@ -114,7 +114,7 @@ class Service:
         if state == "starting":
             raise unavailable("The engine is starting again", "starting", retry_after=5)
         if state == "dead":
-            raise ApiError(503, f"The engine is dead: {engine.death}", code="engine_dead")
+            raise unavailable(f"The engine is dead: {engine.death}", "engine_dead", retry_after=5)
         if len(self.waiting) >= self.config.max_queued_requests:
             raise unavailable(
                 f"{len(self.waiting)} requests wait already, as many as max_queued_requests allows",

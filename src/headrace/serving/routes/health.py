@@ -50,8 +50,10 @@ async def health(service: Annotated[Service, Depends(service_of)]) -> Any:
 
 @router.get("/health_generate", responses=replies())
 async def health_generate(service: Annotated[Service, Depends(service_of)]) -> Response:
-    """200 when the engine made a token for this very request."""
+    """200 when the engine made a token for this very request; 503 also while the server drains."""
     engine, info = service.started_engine, service.info
+    if service.is_draining:
+        raise unavailable("The server is draining", "draining")
     probe = Submit(
         request_id=f"health-{uuid.uuid4().hex}",
         prompt_token_ids=[(info.eos_token_ids or [0])[0]],
