@@ -156,7 +156,7 @@ def test_ids_of_the_caller(http, engine) -> None:
         ({"text": "a", "lora_path": "x"}, "lora_path is not supported"),
         ({"text": "a", "max_new_tokens": 5}, "it belongs in sampling_params"),
         ({"text": "a", "temperature": 0}, "it belongs in sampling_params"),
-        ({"text": ["a"] * 2000}, "more than 1024"),
+        ({"text": ["a"] * 2000}, "at most 1024 go together"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"n": -1}]}, "Prompt 1: n is -1"),
     ],
 )

@@ -109,6 +109,18 @@ def from_headrace(error: HeadraceError) -> ApiError:
     return ApiError(500, message)
 
 
+def check_count(count: int, most: int, told: str, field: str | None = None) -> None:
+    """Refuse more prompts, or continuations of them, than one request may bring.
+
+    Args:
+        most: `max_prompts` of the server.
+        told: how many there are, as "input has 2000 parts".
+    """
+    if count > most:
+        ending = f"at most {most} go together (--max-prompts of headrace serve)"
+        raise invalid(f"{told}; {ending}", field)
+
+
 def from_prompt(error: HeadraceError, place: int | None, param: str | None = None) -> ApiError:
     """The answer to the refusal of a prompt: which of several, and the field that brings it."""
     answer = from_headrace(error)

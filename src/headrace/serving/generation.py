@@ -15,7 +15,7 @@ import msgspec
 from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
 from headrace.request.outcome import OF_REQUEST, Finished
-from headrace.serving.errors import ApiError, from_prompt, invalid, of_prompt
+from headrace.serving.errors import ApiError, check_count, from_prompt, invalid, of_prompt
 from headrace.serving.records import RequestRecord
 from headrace.serving.service import Service
 
@@ -174,11 +174,9 @@ def _check_size(service: Service, submits: Sequence[Submit]) -> None:
                 remedy="Shorten the prompt",
             )
             raise from_prompt(error, None if len(submits) == 1 else place)
-    asked, most = sum(submit.params.n for submit in submits), service.config.max_prompts
-    if asked > most:
-        raise invalid(
-            f"The request asks for {asked} continuations; at most {most} go together", "n"
-        )
+    asked = sum(submit.params.n for submit in submits)
+    told = f"The request asks for {asked} continuations"
+    check_count(asked, service.config.max_prompts, told, "n")
 
 
 async def _accepted(streams: Sequence[Deltas]) -> list[Delta]:

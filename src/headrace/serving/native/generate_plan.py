@@ -7,7 +7,7 @@ from typing import Any
 from headrace.request.messages import Submit
 from headrace.request.other_words import FIELD_WORDS, FORMS, SGLANG_NAMES
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import invalid, of_prompt
+from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.prompt_field import Prompt, listed_prompts
@@ -67,8 +67,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     prompts, is_batch = _prompts(body)
     count = len(prompts)
-    if count > service.config.max_prompts:
-        raise invalid(f"{count} prompts are more than {service.config.max_prompts}", "input_ids")
+    check_count(count, service.config.max_prompts, f"The request has {count} prompts", "input_ids")
     rids = _rids(body, count, fresh)
     submits, logprobs = [], []
     for place, prompt in enumerate(prompts):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from headrace.request.messages import Submit
 from headrace.request.other_words import FIELD_WORDS
-from headrace.serving.errors import invalid, of_prompt
+from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest
@@ -65,12 +65,8 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
     if body.echo and body.logprobs is not None:
         params = replace(params, prompt_logprobs=max(body.logprobs, params.prompt_logprobs or 0))
     prompts: list[Prompt] = body.prompt
-    if len(prompts) * made > service.config.max_prompts:
-        raise invalid(
-            f"{len(prompts)} prompts with {made} continuations each are more than "
-            f"{service.config.max_prompts}",
-            "prompt",
-        )
+    told = f"The request has {len(prompts)} prompts with {made} continuations each"
+    check_count(len(prompts) * made, service.config.max_prompts, told, "prompt")
     submits = await submits_of(
         service,
         prompts,

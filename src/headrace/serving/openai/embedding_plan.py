@@ -2,7 +2,7 @@
 
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
-from headrace.serving.errors import invalid
+from headrace.serving.errors import check_count
 from headrace.serving.openai.embedding_request import EmbeddingRequest
 from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import check_extra_fields
@@ -18,9 +18,9 @@ async def plan_embeddings(service: Service, body: EmbeddingRequest, name: str) -
         ApiError, RequestError: what this server or model cannot do.
     """
     check_extra_fields(body, service)
-    inputs, most = body.input, service.config.max_prompts
-    if len(inputs) > most:
-        raise invalid(f"input has {len(inputs)} parts; at most {most} go together", "input")
+    inputs = body.input
+    told = f"input has {len(inputs)} parts"
+    check_count(len(inputs), service.config.max_prompts, told, "input")
     given = {field: getattr(body, field) for field in _POOLING}
     pooling = PoolingParams(**{field: value for field, value in given.items() if value is not None})
     return await submits_of(

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
-from headrace.serving.errors import ApiError, invalid, with_names
+from headrace.serving.errors import ApiError, check_count, invalid, with_names
 from headrace.serving.openai.prompt_field import Prompt
 from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import check_extra_fields
@@ -72,7 +72,7 @@ async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> Score
 def _check_size(service: Service, query: Prompt, items: Sequence[Prompt]) -> None:
     """Bound the prompts before they are made: each holds the query again, so that a small body
     could ask for any amount of memory."""
-    _check_count(service, items)
+    _check_texts(service, items)
     most, size = service.config.max_body_bytes, len(query) * len(items) + sum(map(len, items))
     if size > most:
         raise ApiError(
@@ -84,10 +84,9 @@ def _check_size(service: Service, query: Prompt, items: Sequence[Prompt]) -> Non
         )
 
 
-def _check_count(service: Service, prompts: Sequence[Prompt]) -> None:
-    most = service.config.max_prompts
-    if len(prompts) > most:
-        raise invalid(f"{len(prompts)} texts are more than {most}, which go together")
+def _check_texts(service: Service, prompts: Sequence[Prompt]) -> None:
+    told = f"The request has {len(prompts)} texts"
+    check_count(len(prompts), service.config.max_prompts, told)
 
 
 async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScorePlan:
@@ -108,7 +107,7 @@ async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScoreP
 async def _submits(
     service: Service, body: ScoreRequest, name: str, prompts: Sequence[Prompt], **options: Any
 ) -> list[Submit]:
-    _check_count(service, prompts)
+    _check_texts(service, prompts)
     return await submits_of(
         service,
         prompts,

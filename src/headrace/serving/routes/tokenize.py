@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from headrace.serving.answer import json_response
 from headrace.serving.body_route import BodyRoute
-from headrace.serving.errors import invalid
+from headrace.serving.errors import check_count, invalid
 from headrace.serving.openai.chat_plan import chat_prompt
 from headrace.serving.openai.chat_request import ChatRequest, Message
 from headrace.serving.openai.field_types import IntegerLists, Integers, Objects, Texts
@@ -65,7 +65,7 @@ async def tokenize(
         listed = [await _ids(service, text, bool(special))]
     else:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
-        _check_count(service, texts, "prompt")
+        _check_parts(service, texts, "prompt")
         with_special = special is not False
         listed = [await _ids(service, text, with_special) for text in texts]
     is_one = not isinstance(body.prompt, list)
@@ -90,7 +90,7 @@ async def detokenize(
     check_extra_fields(body, service)
     is_many = bool(body.tokens) and isinstance(body.tokens[0], list)
     listed: list[Any] = body.tokens if is_many else [body.tokens]
-    _check_count(service, listed, "tokens")
+    _check_parts(service, listed, "tokens")
     skip = body.skip_special_tokens
     texts = [await decode(service, ids, skip_special_tokens=skip) for ids in listed]
     text = texts if is_many else texts[0]
@@ -101,8 +101,6 @@ async def _ids(service: Service, text: str, add_special_tokens: bool) -> list[in
     return await encode(service, text, add_special_tokens=add_special_tokens, must_fit=False)
 
 
-def _check_count(service: Service, listed: Sequence[Any], name: str) -> None:
-    if len(listed) > service.config.max_prompts:
-        raise invalid(
-            f"{name} has {len(listed)} parts; at most {service.config.max_prompts} go", name
-        )
+def _check_parts(service: Service, listed: Sequence[Any], name: str) -> None:
+    told = f"{name} has {len(listed)} parts"
+    check_count(len(listed), service.config.max_prompts, told, name)
