@@ -6,6 +6,7 @@ from headrace.base.decision import Decision
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import ModelTraits
+from headrace.config.plan import OFF
 
 
 def choose_hidden_state_layers(
@@ -31,8 +32,8 @@ def hidden_state_conflicts(
             f"hidden_state_layers {','.join(map(str, asked))} was asked, the model has {last} "
             f"layers (name layers from {-last - 1} to {last})"
         )
-    if asked and (config.decode_graph == "off" or hardware.platform != "cuda"):
-        off = config.decode_graph == "off"
+    if asked and (config.decode_graph == OFF or hardware.platform != "cuda"):
+        off = config.decode_graph == OFF
         why = "they are off" if off else f"the device is a {hardware.platform}"
         yield (
             f"hidden_state_layers is about decode graphs, and {why} (leave it out: eager steps "
