@@ -218,7 +218,10 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"{name} is {path!r}", why="there is no such file")
     # Its warnings are about what clients send, who are told; anybody could fill the log with them.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    errors = logging.getLogger("uvicorn.error")
+    errors.setLevel(logging.ERROR)
+    for handler in logging.getLogger("headrace").handlers:
+        errors.addHandler(handler)
     try:
         made = uvicorn.Config(
             make_app(service),
@@ -240,4 +243,4 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's where it is installed."""
-    return uvicorn.Config(app="").get_loop_factory()
+    return uvicorn.Config(app="", log_config=None).get_loop_factory()
