@@ -179,13 +179,13 @@ def need_refusals(
     check(
         capabilities.deterministic or not need.deterministic,
         "its results may differ in the last bits with the batch",
-        "leave deterministic off, or choose another attention backend",
+        f"leave deterministic off, or {OTHER}",
     )
     decodes = need.phase is Phase.DECODE
     check(
         not need.graph or (capabilities.graph_decode if decodes else capabilities.graph_prefill),
         f"cannot be captured into a {need.phase} graph",
-        f"set {need.phase}_graph to off, or choose another attention backend",
+        f"set {need.phase}_graph to off, or {OTHER}",
     )
     check(
         need.exact_host_lengths or not capabilities.needs_exact_host_lengths,

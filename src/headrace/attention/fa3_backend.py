@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
-from headrace.attention.capabilities import AttentionCapabilities
+from headrace.attention.capabilities import OTHER, AttentionCapabilities
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
@@ -24,10 +24,10 @@ from headrace.batch.protocols import AttentionLayer
 from headrace.batch.transfer import to_device
 from headrace.config.hardware import Hardware
 from headrace.config.persona import KvKind
+from headrace.kernels.device_sizes import HOPPER
 
 PACKAGE = OptionalPackage(backend="fa3", module="sgl_kernel", install="pip install sglang-kernel")
 DTYPES = frozenset({"bfloat16", "float16"})
-HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class FlashAttention3Backend(AttentionBackend):
     def unavailable(cls, hardware: Hardware) -> Refusal | None:
         if hardware.platform == "cuda" and hardware.capability != HOPPER:
             reason = f"is for compute capability {HOPPER}, not {hardware.capability}"
-            return Refusal(subject=cls.name, reason=reason, remedy="choose another backend")
+            return Refusal(subject=cls.name, reason=reason, remedy=OTHER)
         return PACKAGE.refusal(hardware)
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
@@ -176,5 +176,5 @@ def _check_layout(keys: Tensor, values: Tensor) -> None:
         raise UnsupportedError(
             "Attention backend fa3 cannot read this KV pool",
             why=f"numbers of a head lie {keys.stride(3)} and {values.stride(3)} apart, not 1",
-            remedy="choose another attention backend",
+            remedy=OTHER,
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.backend import AttentionBackend, AttentionSetting
-from headrace.attention.capabilities import AttentionCapabilities
+from headrace.attention.capabilities import OTHER, AttentionCapabilities
 from headrace.attention.optional_package import OptionalPackage
 from headrace.attention.registry import register_attention_backend
 from headrace.base.decision import Refusal
@@ -118,7 +118,7 @@ class FlashInferBackend(AttentionBackend):
     def unavailable(cls, hardware: Hardware) -> Refusal | None:
         if hardware.platform == "cuda" and hardware.capability < (8, 0):
             reason = f"has no kernel for compute capability {hardware.capability}, only from (8, 0)"
-            return Refusal(subject=cls.name, reason=reason, remedy="choose another backend")
+            return Refusal(subject=cls.name, reason=reason, remedy=OTHER)
         return PACKAGE.refusal(hardware)
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
@@ -370,5 +370,5 @@ def _check_layout(keys: Tensor, values: Tensor) -> None:
             "Attention backend flashinfer cannot read this KV pool",
             why=f"strides of keys {keys.stride()} and values {values.stride()} differ, or those of"
             " a head's numbers are not 1",
-            remedy="choose another attention backend",
+            remedy=OTHER,
         )

@@ -101,7 +101,7 @@ def _no_room(
         f"{2 * per_token * page_size:,} ({per_token:,} a token)",
         why="one page is for padding and at least one must hold tokens",
         remedy="Raise mem_fraction, lower page_size, chunked_prefill_size or "
-        "max_running_requests, take a smaller kv_cache_dtype or model, or free memory.",
+        "max_running_requests, take a smaller kv_cache_dtype or model, or free memory",
     )
 
 

@@ -46,7 +46,7 @@ class MHATokenToKVPool:
             raise UnsupportedError(
                 f"A KV cache of {dtype} is not supported",
                 why="quantised keys and values need scales, which this pool does not keep",
-                remedy=f"Take one of {', '.join(str(known) for known in DTYPES)}.",
+                remedy=f"Take one of {', '.join(str(known) for known in DTYPES)}",
             )
         self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
         self.dtype = dtype
