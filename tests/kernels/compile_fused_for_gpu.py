@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import torch
-from compile_for_gpu import Recorder
+from compile_for_gpu import Recorder, waits_first
 
 from headrace.kernels import (
     few_rows_triton,
@@ -90,8 +90,7 @@ def main(capability: int, *dtypes: str) -> None:
         for name, _ in launches(getattr(torch, dtype), pdl):
             compiled = kernels[name].compile(capability)
             assert "cubin" in compiled.asm
-            waits = "griddepcontrol.wait" in compiled.asm["ptx"]
-            print(name, compiled.metadata.shared, waits)
+            print(name, compiled.metadata.shared, waits_first(compiled))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from compile_for_gpu import Recorder
+from compile_for_gpu import Recorder, waits_first
 
 from headrace.kernels import invariant_attention_triton, invariant_product_triton
 from headrace.kernels.invariant_product_settings import ProductSettings
@@ -101,7 +101,7 @@ def main(capability: int, *dtypes: str) -> None:
                 report = {
                     "name": name,
                     "shared": compiled.metadata.shared,
-                    "waits": "griddepcontrol.wait" in code,
+                    "waits": waits_first(compiled),
                     "warp groups": sorted(set(re.findall(r"wgmma\.\S*?(m\d+n\d+k\d+)", code))),
                     "warps": sorted(set(re.findall(r"[^g]mma\.sync\.\S*?(m\d+n\d+k\d+)", code))),
                     "sums": sums_of_rows(compiled.asm["ttgir"]),

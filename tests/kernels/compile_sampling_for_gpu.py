@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import torch
-from compile_for_gpu import Recorder
+from compile_for_gpu import Recorder, waits_first
 from sampling_columns import Row, columns_of
 
 from headrace.kernels import batch_preparation_triton, logprobs_triton, sampling_triton
@@ -40,7 +40,7 @@ class EveryVariant(Recorder):
             self.launch = arguments, named
             compiled = self.compile(self.capability)
             assert "cubin" in compiled.asm
-            waits = "griddepcontrol.wait" in compiled.asm["ptx"]
+            waits = waits_first(compiled)
             meets = meets_before_it_clears(compiled.asm["ptx"])
             print(self.kernel.fn.__name__, compiled.metadata.shared, waits, meets)
 
