@@ -1,4 +1,5 @@
-"""Configs of models of a few thousand weights, for `load_format="dummy"`: what a model can be."""
+"""Configs of models of a few thousand weights, one of them of millions, for `load_format="dummy"`:
+what a model can be."""
 
 import json
 from pathlib import Path
@@ -21,9 +22,13 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 257,
 }
+# Wide for its depth: libraries add a thousand products in an order that follows the number of rows,
+# a hundred mostly in one order whatever their number.
 QWEN2 = LLAMA | {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
+    "hidden_size": 1152,
+    "intermediate_size": 1536,
     "num_key_value_heads": 4,
 }
 QWEN3 = LLAMA | {
