@@ -61,6 +61,15 @@ def test_every_engine_field_is_a_flag(verb, capsys: pytest.CaptureFixture[str]) 
             assert f"--{field.name.replace('_', '-')}" in shown
 
 
+def test_streams_that_are_closed_lead_nowhere() -> None:
+    """As some daemons start their children: a socket would get the number of stderr."""
+    code = (
+        "import os, headrace.cli.main as cli; [os.close(n) for n in range(3)];"
+        "cli.main([]); os._exit(sum(map(os.get_inheritable, range(3))))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3
+
+
 def test_names_of_dumped_tensors_are_those_of_the_dumper() -> None:
     assert set(watch_flags.NAMES) == set(NAMES)
     assert watch_flags.USUAL == USUAL

@@ -92,13 +92,28 @@ def interrupt(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_an_idle_server(run, number) -> None:
     async def visit(url: str, server: Server) -> None:
         await until_ready(url)
         interrupt(number)
 
     assert run(visit) == 0
+
+
+def test_a_terminal_that_closes_ends_nothing_under_nohup(run) -> None:
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        interrupt(signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert server.service.state == "ready"
+        interrupt()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(visit) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_after_the_deadline_requests_are_aborted_and_told(run) -> None:

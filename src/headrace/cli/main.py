@@ -26,6 +26,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a write 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 after an error, 130 after ctrl-c."""
+    _open_what_is_closed()
     parser = build_parser()
     given = with_dashes(sys.argv[1:] if arguments is None else arguments)
     if not given:
@@ -97,6 +98,17 @@ def _replace_what_cannot_be_shown() -> None:
     """A character that the output's encoding lacks becomes `?`, and no error after the work."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def _open_what_is_closed() -> None:
+    """A stream that whoever started us has closed leads nowhere: else its number would go to the
+    next file or socket, and what libraries print would end up there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free: this one. Children have it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _drop_output() -> None:

@@ -287,7 +287,7 @@ class EngineClient:
         self._streams.clear()
         self.load = Load()
         if self.state == "starting":
-            self._settle_start(_died("The engine ended before it was ready", reason))
+            self._settle_start(EngineDeadError("The engine ended before it was ready", why=reason))
         elif self.state == "ready" and self._restart and not self._is_stopping:
             log.error("The engine died: %s; it is started again", reason)
             self.state = "starting"

@@ -1,7 +1,7 @@
 """`headrace serve`: engine, HTTP, signals, and the way out.
 
-HTTP answers at once, 503 while the model loads. The first SIGTERM or SIGINT lets requests end for
-`drain_seconds`, while new ones are answered 503; the second ends everything at once.
+HTTP answers at once, 503 while the model loads. The first SIGTERM, SIGINT or SIGHUP lets requests
+end for `drain_seconds`, while new ones are answered 503; the second ends everything at once.
 """
 
 import asyncio
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 OK, ENGINE_DIED = 0, 1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
 # Proxies keep connections for up to 60 s as a rule, clients for less: who keeps one longer than the
 # other sends requests into a connection that is just being closed.
@@ -80,7 +79,8 @@ class Server:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         log.info("Loading %s; %s answers 503 meanwhile", self.service.asked.model, self._url)
-        for each in _SIGNALS:
+        heard = _signals()
+        for each in heard:
             loop.add_signal_handler(each, self._stop, each)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
         living = asyncio.create_task(self._live())
@@ -99,7 +99,7 @@ class Server:
             await self._end_engine(living)
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
-            for each in _SIGNALS:
+            for each in heard:
                 loop.remove_signal_handler(each)
 
     async def _live(self) -> None:
@@ -178,6 +178,13 @@ class Server:
             await service.engine.abort(late)
         await asyncio.sleep(_GRACE_SECONDS)
         self._http.hang_up()
+
+
+def _signals() -> list[signal.Signals]:
+    """Those that end the server. Under `nohup` the end of the terminal does not; ctrl-c may come to
+    a job in the background, for which shells have it ignored."""
+    has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if has_nohup else [signal.SIGHUP])]
 
 
 def _url(config: ServerConfig, listening: socket.socket) -> str:
