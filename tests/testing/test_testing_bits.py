@@ -155,8 +155,8 @@ class AloneInAnotherOrder(DenseFormat):
 def test_an_order_of_sums_that_bfloat16_mostly_hides_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form = AloneInAnotherOrder()
-    monkeypatch.setattr("headrace.runner.model_runner.WEIGHT_FORMATS", {"onednn": form, "dense": form})
+    forms = dict.fromkeys(("onednn", "dense"), AloneInAnotherOrder())
+    monkeypatch.setattr("headrace.runner.model_runner.WEIGHT_FORMATS", forms)
     monkeypatch.setattr(RowBlockFormat, "_proven", lambda self, shape: BLOCK_ROWS)
     report = bits(tmp_path, "qwen2", workloads=2, dtype="bfloat16")
     assert report.differences
