@@ -4,6 +4,8 @@ import gc
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -256,6 +258,30 @@ def test_closing_while_another_thread_generates(folder: Path) -> None:
 
 
 # ---- what a program does around it
+
+
+EXIT = """
+import sys, threading, torch
+from headrace import LLM
+llm = LLM(sys.argv[1], load_format="dummy", device="cpu")
+path = llm.engine.worker.runner.selector.paths[-1]
+run, large, is_in_step = path.run, torch.ones(2500, 2500), threading.Event()
+def slow(*arguments):
+    is_in_step.set()
+    large @ large
+    return run(*arguments)
+path.run = slow
+threading.Thread(target=lambda: llm.generate("a", use_tqdm=False), daemon=True).start()
+is_in_step.wait()
+"""
+
+
+def test_a_program_may_end_while_its_threads_generate(folder: Path) -> None:
+    """The C++ of a step takes the process down when its thread is ended within."""
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT, folder], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def test_a_fork_is_told_that_it_cannot_use_it(folder: Path) -> None:

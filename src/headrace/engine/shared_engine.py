@@ -1,6 +1,7 @@
 """An engine that threads share: they take turns, and their requests run in one batch."""
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,6 +32,8 @@ class SharedEngine:
         self._process = os.getpid()
         self._turns = Turns()
         self._left: deque[str] = deque()  # requests whose callers went away
+        # A thread that is in a step as the interpreter ends would take the process down.
+        weakref.finalize(self, _close, weakref.ref(self))
 
     @property
     def engine(self) -> Engine:
@@ -141,6 +144,13 @@ class SharedEngine:
                     self._engine.abort(left)
             finally:
                 self._turns.give_back()
+
+
+def _close(reference: "weakref.ref[SharedEngine]") -> None:
+    """Close it, if it is still there: at the interpreter's exit."""
+    shared = reference()
+    if shared is not None:
+        shared.close()
 
 
 def _own_torch() -> AbstractContextManager[object]:
