@@ -7,6 +7,7 @@ import pytest
 from children import SHORT, request
 from tiny_engine import make_engine
 
+from headrace.engine.process import loop
 from headrace.engine.process.loop import QUIET_SECONDS, ServingLoop
 from headrace.request.messages import Abort, Draining, FromEngine, Refused, Stop, ToEngine, Turn
 from headrace.request.sampling_params import SamplingParams
@@ -92,6 +93,17 @@ def test_what_is_left_at_the_end_of_a_drain_is_aborted(llama_folder: Path, how: 
     stopped = ("abort", "the engine was stopped")
     assert sorted(link.endings()) == [("r", 0, *stopped), ("r", 1, *stopped)]
     assert [type(message) for message in link.sent].count(Draining) == 1
+
+
+def test_a_signal_alone_leaves_the_deadline_to_the_face(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd signals every process of a service at once."""
+    now = iter(range(0, 10**6, 60))  # a minute at each look
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(now)))
+    link = ScriptedLink()
+    link._script = iter([[request(request_id="r", params=SHORT)], link.signal])
+    assert serve(llama_folder, link).endings() == [("r", 0, "length", "")]
 
 
 def test_an_idle_engine_stops_at_once(llama_folder: Path) -> None:

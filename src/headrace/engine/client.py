@@ -196,7 +196,8 @@ class EngineClient:
         try:
             await self._start_child()
         except HeadraceError as error:
-            log.error("The engine could not be started again: %s", error)
+            if not self._is_stopping:
+                log.error("The engine could not be started again: %s", error)
         else:
             self.restarts += 1
             log.warning("The engine was started again")

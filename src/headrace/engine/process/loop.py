@@ -1,5 +1,6 @@
 """The loop of the engine's process: take messages, take a turn, tell what is new."""
 
+import math
 import time
 
 from headrace.base.errors import UnavailableError
@@ -26,7 +27,9 @@ from headrace.request.outcome import Finished
 
 log = get_logger(__name__)
 
-SIGNAL_DRAIN_SECONDS = 30.0  # what a signal to stop grants; the second one grants nothing
+# What a signal to stop grants: the face has the deadline, and supervisors signal both. The second
+# one grants nothing.
+SIGNAL_DRAIN_SECONDS = math.inf
 QUIET_SECONDS = 0.1  # after a request: the next one often comes within a moment
 GRAMMAR_SECONDS = 0.005  # between two looks at grammars that are being compiled, when idle
 ABORTED = "aborted by the caller"
