@@ -7,7 +7,7 @@ from headrace.base.log import get_logger
 log = get_logger(__name__)
 
 MOST = 65536  # more than a server has use for; some kernels take long over a million
-_OUR_OWN = 64  # files, sockets and pipes that are no connection
+_OUR_OWN = 32  # files, sockets and pipes that are no connection
 
 
 def open_as_many_as_allowed(wanted: int) -> int:
