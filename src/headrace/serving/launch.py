@@ -39,7 +39,7 @@ _GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
 # Proxies keep connections for up to 60 s as a rule, clients for less: who keeps one longer than the
 # other sends requests into a connection that is just being closed.
 _KEEP_ALIVE_SECONDS = 75
-_AT_ONCE_SECONDS = 1  # after a second signal, for an engine that may hang
+_AT_ONCE_SECONDS = 1  # after a second signal, for an engine that may hang, and for last words
 _LOOK_SECONDS = 0.05  # between two looks at what still runs
 
 
@@ -97,6 +97,7 @@ class Server:
             if self._draining is not None:
                 self._draining.cancel()
             await self._end_engine(living)
+            await self._http.end(_AT_ONCE_SECONDS)
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
             for each in heard:
@@ -211,6 +212,13 @@ class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def end(self, seconds: float) -> None:
+        """After the engine's end, of which streams were told: let that go out for so long."""
+        for _ in range(2):  # before and after hanging up
+            if tasks := tuple(self.server_state.tasks):
+                await asyncio.wait(tasks, timeout=seconds)
+            self.hang_up()
 
     def hang_up(self) -> None:
         """Leave clients that do not read what they asked for, or do not send what they began."""
