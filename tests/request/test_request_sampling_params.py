@@ -73,6 +73,7 @@ BAD: dict[str, list[Any]] = {
     "logprob_token_ids": [*NOT_ID_LISTS, [2**31], [HUGE], list(range(MAX_LOGPROBS + 1))],
     "return_hidden_states": [None, 0, 1, "yes", "", b"last", ["last"], *ARRAYS, *TENSORS],
     "hidden_state_layers": [
+        range(10**9),
         *[None, 1, "1", b"1", {1: 2}, [], [1.0], [True], ["1"], [None], [HUGE], *TENSORS[:1]],
         *[[MAX_STATE_LAYERS + 1], [-MAX_STATE_LAYERS - 1], [0] * (MAX_STATE_LAYERS + 1)],
         *[[3], (-1, 0)],  # without return_hidden_states

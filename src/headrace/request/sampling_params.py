@@ -1,6 +1,6 @@
 """How tokens are chosen for one request. Names follow vLLM; validated when made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from headrace.base.errors import UnknownFieldError
@@ -196,9 +196,12 @@ class SamplingParams:
             return
         if isinstance(value, str | bytes | Mapping):
             raise bad_value(name, value, "a list of layers")
+        limits = f"1 to {MAX_STATE_LAYERS} layers"
+        if isinstance(value, Sized) and len(value) > MAX_STATE_LAYERS:  # before it is copied
+            raise bad_value(name, value, limits)
         layers = listed(name, value, "a list of layers")
         if not 1 <= len(layers) <= MAX_STATE_LAYERS:
-            raise bad_value(name, value, f"1 to {MAX_STATE_LAYERS} layers")
+            raise bad_value(name, value, limits)
         most = MAX_STATE_LAYERS
         layers = tuple(integer(name, layer, -most, most) for layer in layers)
         if asked == "none" and layers != LAST_STATE:
