@@ -69,10 +69,12 @@ class SafetensorsCheckpoint:
         )
         entries = _read_entries(folder, weights)
         self._left_out = _left_out(entries)
-        self.tensors: Mapping[str, TensorEntry] = {
-            (full := self._left_out + name): replace(entry, name=full)
-            for name, entry in entries.items()
-        }
+        self.tensors: Mapping[str, TensorEntry] = entries
+        if self._left_out:
+            self.tensors = {
+                (full := self._left_out + name): replace(entry, name=full)
+                for name, entry in entries.items()
+            }
         self._handles: dict[Path, Any] = {}
         self._lock = Lock()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.base import env
 from headrace.base.errors import ConfigError
 from headrace.cli.conversation import Conversation, Said, Speaker, converse
-from headrace.cli.flags import given_fields
+from headrace.cli.flags import flag_of, given_fields
 from headrace.cli.start import start
 from headrace.config.engine_config import EngineConfig
 from headrace.request.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ def _speaker(llm: "LLM", params: SamplingParams) -> Speaker:
 def _remote(arguments: argparse.Namespace, conversation: Conversation) -> int:
     from headrace.cli.chat_server import ChatServer, request_fields
 
-    options = [f"--{name.replace('_', '-')}" for name in given_fields(arguments, EngineConfig)]
+    options = [flag_of(name) for name in given_fields(arguments, EngineConfig)]
     ours = options if arguments.model is None else [arguments.model, *options]
     if ours:
         raise ConfigError(

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from headrace.base import env
+from headrace.memory.host_memory import CGROUP, MEMINFO, container_limit, numbers_of
 from headrace.version import __version__
 
 SECONDS = 2.2  # for all programs together
@@ -108,7 +109,7 @@ def collect() -> dict[str, Section]:
             "os": _os_name(),
             "kernel": platform.platform(),
             **_cpu(Path("/proc/cpuinfo")),
-            **_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup")),
+            **_memory(MEMINFO, CGROUP),
         },
         "torch": _torch(answers["torch"]),
         "gpus": _gpus(answers),
@@ -244,13 +245,12 @@ def _cpu(cpuinfo: Path) -> Section:
 def _memory(meminfo: Path, cgroup: Path) -> Section:
     section: Section = {}
     if meminfo.exists():
-        lines = (line.split() for line in meminfo.read_text().splitlines())
-        kibibytes = {words[0]: int(words[1]) for words in lines if len(words) > 1}
+        kibibytes = numbers_of(meminfo)
         for name in ("MemTotal", "MemAvailable"):
             section[name] = f"{kibibytes[name + ':'] / 2**20:.1f} GiB"
-    limit = cgroup / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        section["container's limit"] = f"{int(text) / 2**30:.1f} GiB"
+    limit = container_limit(cgroup)
+    if limit is not None:
+        section["container's limit"] = f"{limit / 2**30:.1f} GiB"
     shared = Path("/dev/shm")
     if shared.exists():
         section["/dev/shm free"] = f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB"

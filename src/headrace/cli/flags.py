@@ -14,6 +14,11 @@ from headrace.cli.parser import default_text
 _READERS = ((float, "X"), (int, "N"), (str, "NAME"))
 
 
+def flag_of(option: str) -> str:
+    """--max-model-len for max_model_len"""
+    return "--" + option.replace("_", "-")
+
+
 def add_field_flags(
     parser: argparse.ArgumentParser,
     described: type,
@@ -43,7 +48,7 @@ def add_field_flags(
         if entry.name in sections:
             group = parser.add_argument_group(sections[entry.name], note if group is None else None)
         assert group is not None, f"{entry.name} comes before the first section"
-        flag = "--" + (rename or {}).get(entry.name, entry.name).replace("_", "-")
+        flag = flag_of((rename or {}).get(entry.name, entry.name))
         options: dict[str, Any] = {
             "dest": destination(described, entry.name),
             "default": argparse.SUPPRESS,

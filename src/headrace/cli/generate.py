@@ -11,7 +11,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError
-from headrace.cli.flags import given_fields
+from headrace.cli.flags import flag_of, given_fields
 from headrace.cli.prompt_file import prompt_lines
 from headrace.cli.sampling_flags import NEEDS_JSON
 from headrace.cli.start import start
@@ -90,7 +90,7 @@ def _refuse_what_text_cannot_show(given: Mapping[str, Any]) -> None:
         for name in NEEDS_JSON
         if not any(given.get(name) is no for no in (None, False, "none"))
     ]
-    flags = [f"--{name.replace('_', '-')}" for name in asked]
+    flags = [flag_of(name) for name in asked]
     if flags:
         raise ConfigError(
             f"{', '.join(flags)} {'needs' if len(flags) == 1 else 'need'} --json",

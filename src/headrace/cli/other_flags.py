@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.base.errors import ConfigError
 from headrace.base.unknown_names import OtherWords
+from headrace.cli.flags import flag_of
 from headrace.config.other_words import ENGINE_WORDS
 from headrace.config.other_words import ONE_ONLY as ONE_ONLY_OPTIONS
 from headrace.request.other_words import FORMS, SAMPLING_WORDS
@@ -18,11 +19,6 @@ _SERVER_SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "enable_cache_report": {},
     "enable_metrics": {},
 }
-
-
-def flag_of(option: str) -> str:
-    """--max-model-len for max_model_len"""
-    return "--" + option.replace("_", "-")
 
 
 def _typed(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from typing import Any
 from headrace.base import env
 from headrace.base.errors import ConfigError
 from headrace.cli.engine_flags import add_engine_flags
-from headrace.cli.flags import add_field_flags, given_fields
-from headrace.cli.other_flags import ALIASES, SWITCHES, flag_of, in_our_names, meant
+from headrace.cli.flags import add_field_flags, flag_of, given_fields
+from headrace.cli.other_flags import ALIASES, SWITCHES, in_our_names, meant
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError, RequestError
 from headrace.base.folders import made_folder
-from headrace.cli.flags import integers, positive
+from headrace.cli.flags import flag_of, integers, positive
 
 if TYPE_CHECKING:
     from headrace.llm import LLM
@@ -47,7 +47,7 @@ def check(arguments: argparse.Namespace) -> None:
         return
     given = [name for name in OF_A_DUMP if getattr(arguments, name) not in (None, False)]
     if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        flags = ", ".join(map(flag_of, given))
         raise ConfigError(f"{flags} came without --dump-folder", remedy="Name the dump's folder")
 
 

@@ -69,9 +69,10 @@ def check_states(params: SamplingParams, prompt_length: int, settled: Settled) -
     """Raise `RequestError` for hidden states of layers that the model does not have, and for more
     of them than a step may leave on the device."""
     traits, plan = settled.persona.traits, settled.plan
-    layers = {*params.state_layers(traits.num_layers), traits.num_layers}
+    chosen = params.state_layers(traits.num_layers)
     if params.return_hidden_states != "all":
         return
+    layers = {*chosen, traits.num_layers}
     rows = min(prompt_length, plan.chunked_prefill_size.value)
     needed = rows * len(layers) * traits.hidden_size * ITEM_BYTES[plan.dtype.value]
     room = int(settled.hardware.memory_bytes * STATES_SHARE)

@@ -22,24 +22,13 @@ from headrace.config.tokenizer_source import TokenizerSource
 from headrace.loader.dummy import fill_dummy
 from headrace.loader.tied_head import stores_another_head
 from headrace.loader.weights import check_room, load_weights
-from headrace.memory.budget import (
-    KvBudget,
-    cpu_spendable_bytes,
-    gpu_spendable_bytes,
-    plan_kv_tokens,
-)
+from headrace.memory.budget import KvBudget
 from headrace.memory.free_memory import free_bytes
 from headrace.models.decoder import CausalDecoder
 from headrace.runner.checkpoint_facts import checkpoint_facts
 from headrace.runner.cpu_graph_gains import read_gains
 from headrace.runner.detect import detect
-from headrace.runner.memory_sizes import (
-    canary_bytes_per_token,
-    fixed_bytes,
-    kv_bytes_per_token,
-    kv_token_cap,
-    weight_bytes,
-)
+from headrace.runner.memory_sizes import kv_budget, spendable_bytes, weight_bytes
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.persona import persona_of
 from headrace.runner.resolve import resolve
@@ -153,19 +142,5 @@ def joint_budget(settled: Settled, graph_bytes: Mapping[str, int]) -> KvBudget:
     free = free_bytes(device)
     if free is None:
         free = settled.hardware.memory_bytes
-    fraction = plan.mem_fraction.value
-    if device.type == "cpu":
-        spendable = cpu_spendable_bytes(available=free, mem_fraction=fraction)
-    else:
-        spendable = gpu_spendable_bytes(
-            free_after_load=free, total=settled.hardware.memory_bytes, mem_fraction=fraction
-        )
-    return plan_kv_tokens(
-        spendable,
-        fixed_bytes(traits, plan) | dict(graph_bytes),
-        kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
-        plan.page_size.value,
-        kv_token_cap(plan),
-        asked=plan.max_total_tokens.asked,
-        canary_per_token=canary_bytes_per_token(traits, plan),
-    )
+    spendable = spendable_bytes(plan, free=free, total=settled.hardware.memory_bytes)
+    return kv_budget(traits, plan, spendable, graph_bytes)

@@ -4,11 +4,19 @@ Weights and KV are counted exactly; activations and logits are the estimate that
 aside.
 """
 
+from collections.abc import Mapping
+
 from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.persona import KvGroupTraits, ModelTraits
 from headrace.config.plan import OFF, Plan
 from headrace.execution.prefill_graph import BREAKABLE_SIZES, prefill_sizes
-from headrace.memory.budget import useful_tokens
+from headrace.memory.budget import (
+    KvBudget,
+    cpu_spendable_bytes,
+    gpu_spendable_bytes,
+    plan_kv_tokens,
+    useful_tokens,
+)
 from headrace.observers.kv_canary import record_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -123,6 +131,40 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
     if keeps_routing(plan):
         bytes_by_name["routed experts"] = _routing_bytes(traits, plan)
     return bytes_by_name
+
+
+def spendable_bytes(plan: Plan, *, free: int, total: int) -> int:
+    """What KV and buffers may take.
+
+    Args:
+        free: bytes of the device that nobody has taken, the weights being there. total: all of it.
+    """
+    fraction = plan.mem_fraction.value
+    if plan.device.value == "cpu":
+        return cpu_spendable_bytes(available=free, mem_fraction=fraction)
+    return gpu_spendable_bytes(free_after_load=free, total=total, mem_fraction=fraction)
+
+
+def kv_budget(
+    traits: ModelTraits, plan: Plan, spendable: int, graph_bytes: Mapping[str, int] | None = None
+) -> KvBudget:
+    """The tokens that fit into so many bytes.
+
+    Args:
+        graph_bytes: what captured graphs will take, by name.
+
+    Raises:
+        CapacityError: no page fits, or fewer tokens than max_total_tokens asks for.
+    """
+    return plan_kv_tokens(
+        spendable,
+        fixed_bytes(traits, plan) | dict(graph_bytes or {}),
+        kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
+        plan.page_size.value,
+        kv_token_cap(plan),
+        asked=plan.max_total_tokens.asked,
+        canary_per_token=canary_bytes_per_token(traits, plan),
+    )
 
 
 def keeps_routing(plan: Plan) -> bool:

@@ -10,18 +10,12 @@ from headrace.base.errors import CapacityError
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.memory.budget import (
-    BudgetLine,
-    cpu_spendable_bytes,
-    gpu_spendable_bytes,
-    plan_kv_tokens,
-    spendable_line,
-)
+from headrace.memory.budget import BudgetLine, spendable_line
 from headrace.runner.memory_sizes import (
-    canary_bytes_per_token,
     fixed_bytes,
+    kv_budget,
     kv_bytes_per_token,
-    kv_token_cap,
+    spendable_bytes,
     weight_bytes,
 )
 
@@ -76,31 +70,13 @@ def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTabl
     traits = persona.traits
     weights = weight_bytes(traits, plan.dtype.value)
     left = hardware.memory_bytes - sum(weights.values())
-    if plan.device.value == "cpu":
-        spendable = cpu_spendable_bytes(
-            available=max(left, 0), mem_fraction=plan.mem_fraction.value
-        )
-    else:
-        spendable = gpu_spendable_bytes(
-            free_after_load=left - GPU_CONTEXT_BYTES,
-            total=hardware.memory_bytes,
-            mem_fraction=plan.mem_fraction.value,
-        )
-    fixed = fixed_bytes(traits, plan)
-    per_token = kv_bytes_per_token(traits, plan.kv_cache_dtype.value)
-    cap = kv_token_cap(plan)
+    free = max(left, 0) if plan.device.value == "cpu" else left - GPU_CONTEXT_BYTES
+    spendable = spendable_bytes(plan, free=free, total=hardware.memory_bytes)
     lines: tuple[BudgetLine, ...]
     try:
-        budget = plan_kv_tokens(
-            spendable,
-            fixed,
-            per_token,
-            plan.page_size.value,
-            cap,
-            asked=plan.max_total_tokens.asked,
-            canary_per_token=canary_bytes_per_token(traits, plan),
-        )
+        budget = kv_budget(traits, plan, spendable)
     except CapacityError as error:
+        fixed = fixed_bytes(traits, plan)
         lines = (
             spendable_line(spendable),
             *(BudgetLine(name=name, bytes=count) for name, count in fixed.items()),
@@ -111,7 +87,7 @@ def memory_table(persona: Persona, hardware: Hardware, plan: Plan) -> MemoryTabl
     return MemoryTable(
         device_bytes=hardware.memory_bytes,
         weights=weights,
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=kv_bytes_per_token(traits, plan.kv_cache_dtype.value),
         lines=lines,
         tokens=tokens,
         reason=reason,

@@ -240,7 +240,7 @@ def _constants(schema: Any) -> set[str] | None:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return repr(float(value))
     return json.dumps(value, sort_keys=True)
 

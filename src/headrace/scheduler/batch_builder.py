@@ -59,8 +59,9 @@ class BatchBuilder:
         """
         mode = _mode(shares)
         sampling = [share for share in shares if share.samples]
-        spans, token_index, targets, top = _prompt_logprobs(shares)
-        parts, states = NO_STATES, None  # a decode step has no prompt to embed
+        # A decode step has no prompt to score, and none to embed.
+        spans, token_index, targets, top = _prompt_logprobs(() if mode.is_decode else shares)
+        parts, states = NO_STATES, None
         if not mode.is_decode or any(share.sequence.state_rows is not None for share in shares):
             parts, states = wanted_states(shares, partial(self._send_places, "states"))
         routing, places = wanted_rows(shares, lambda sequence: sequence.routing_rows)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.base.layout import tell
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
@@ -303,15 +304,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 deterministic=not given.default,
             )
             report = check_bits(
-                asked, workloads=given.workloads, each=given.each, seed=given.seed, tell=_tell
+                asked, workloads=given.workloads, each=given.each, seed=given.seed, tell=tell
             )
             print(f"{Path(model).name} in {dtype}: {report}", flush=True)
             passed = passed and not report.differences
     return 0 if passed else 1
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ NUMBERS = ("page", "chunk", "|dlogprob|", "mean KL", "top-1", "excused", "second
 SHARED = ("path", "attention", "page", "chunk", "cache", "with", "top-1", "excused")
 # What a narrow table goes without, in this order.
 LEFT_OUT = ("first other token", "steps by path", "seconds", "excused", "top-1", "mean KL")
-_GAP = 2
 
 Columns = dict[str, list[str]]
 
@@ -81,19 +80,17 @@ def _table_lines(report: "VerifyReport", width: int | None) -> Iterator[str]:
     if set(columns["first other token"]) <= {"-"}:
         del columns["first other token"]
     for name in LEFT_OUT:
-        if width is not None and _wide(columns) > width:
+        if width is not None and max(map(len, _grid(columns))) > width:
             columns.pop(name, None)
     if shared:
         values = ", ".join(f"{name} {value}" for name, value in shared.items())
         yield from _told(f"All: {values}", width)
         yield ""
-    rows = list(zip(*columns.values(), strict=True))
-    yield from table(list(columns), rows, numbers=NUMBERS)
+    yield from _grid(columns)
 
 
-def _wide(columns: Columns) -> int:
-    widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
-    return sum(widths) + _GAP * (len(widths) - 1)
+def _grid(columns: Columns) -> Iterator[str]:
+    return table(list(columns), list(zip(*columns.values(), strict=True)), numbers=NUMBERS)
 
 
 def _failure(result: "Result") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whether a runner keeps a KV canary, what that takes, and the canary itself."""
+"""Whether a runner keeps a KV canary, and how much of the KV it looks at."""
 
 from collections.abc import Iterator
 

@@ -99,7 +99,9 @@ async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScoreP
             "many of the one as of the other",
             "text_1",
         )
-    submits = await _submits(service, body, name, [*first, *second], pooling=PoolingParams())
+    prompts = [*first, *second]
+    _check_texts(service, prompts)
+    submits = await _submits(service, body, name, prompts, pooling=PoolingParams())
     pairs = [(place % len(first), len(first) + place) for place in range(len(second))]
     return ScorePlan(submits=submits, pairs=pairs)
 
@@ -107,7 +109,6 @@ async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScoreP
 async def _submits(
     service: Service, body: ScoreRequest, name: str, prompts: Sequence[Prompt], **options: Any
 ) -> list[Submit]:
-    _check_texts(service, prompts)
     return await submits_of(
         service,
         prompts,
