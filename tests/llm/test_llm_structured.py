@@ -20,7 +20,7 @@ from headrace import LLM, SamplingParams, StructuredOutput
 from headrace.base.errors import RequestError
 from headrace.engine.outputs import CompletionOutput
 from headrace.request.outcome import OF_REQUEST
-from headrace.sampling import grammar_xgrammar
+from headrace.sampling.grammar import xgrammar_backend
 
 PLAIN = SamplingParams(temperature=1.0, seed=11, max_tokens=24, ignore_eos=True)
 AGE = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}}}
@@ -286,7 +286,7 @@ def test_without_tokenizer(plain_folder: Path) -> None:
 
 
 def test_without_xgrammar(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_xgrammar, "find_spec", lambda name: None)
+    monkeypatch.setattr(xgrammar_backend, "find_spec", lambda name: None)
     with pytest.raises(RequestError, match="pip install 'headrace\\[grammar\\]'"):
         one(llm, "a", params(0, regex="a"))
 
@@ -298,13 +298,13 @@ def test_others_run_while_a_grammar_is_compiled(llm: LLM) -> None:
     """Straight at the engine, as a server does: submit at once, and let it wait in the queue."""
     engine = llm.engine
     may_end = threading.Event()
-    compile_form = grammar_xgrammar.XgrammarBackend.compile
+    compile_form = xgrammar_backend.XgrammarBackend.compile
 
     def slow(self: Any, form: StructuredOutput) -> Any:
         assert may_end.wait(30)
         return compile_form(self, form)
 
-    with mock.patch.object(grammar_xgrammar.XgrammarBackend, "compile", slow):
+    with mock.patch.object(xgrammar_backend.XgrammarBackend, "compile", slow):
         waiting = engine.add("a", params(0, regex="held[0-9]"))
         refused = engine.add("a", params(0, regex="held(a"))
         aborted = engine.add("a", params(0, regex="held[a-z]"), request_id="leaves")
@@ -333,7 +333,7 @@ def test_what_takes_too_long_ends_its_request_alone(folder: Path) -> None:
 
     with (
         make_llm(folder, max_model_len=512) as llm,
-        mock.patch.object(grammar_xgrammar.XgrammarBackend, "compile", endless),
+        mock.patch.object(xgrammar_backend.XgrammarBackend, "compile", endless),
     ):
         llm.engine.grammars._seconds = 0.05
         with pytest.raises(RequestError, match="to compile"):

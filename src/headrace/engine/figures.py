@@ -3,7 +3,7 @@
 from typing import Any
 
 from headrace.request.messages import Load
-from headrace.sampling.grammar_compiler import GrammarCompiler
+from headrace.sampling.grammar.compiler import GrammarCompiler
 from headrace.scheduler.scheduler import Scheduler
 
 

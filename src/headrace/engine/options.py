@@ -12,7 +12,7 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_sizes import ITEM_BYTES
 from headrace.sampling.bad_words import BadWords
-from headrace.sampling.grammar_xgrammar import checked_form, require_xgrammar
+from headrace.sampling.grammar.xgrammar_backend import checked_form, require_xgrammar
 from headrace.text.tokenizer import Tokenizer
 
 STATES_SHARE = 1 / 40

@@ -9,8 +9,8 @@ from headrace.request.pooling_params import PoolingParams
 from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.bad_words import BadWords
-from headrace.sampling.grammar import GrammarMask
-from headrace.sampling.grammar_compiler import Compilation
+from headrace.sampling.grammar.compiler import Compilation
+from headrace.sampling.grammar.mask import GrammarMask
 from headrace.sampling.host_mask import HostMask, together
 from headrace.scheduler.sequence import Sequence as ScheduledSequence
 

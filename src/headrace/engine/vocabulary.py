@@ -5,8 +5,8 @@ from typing import Any
 
 from headrace.base.log import get_logger
 from headrace.runner.assembly import Settled
-from headrace.sampling.grammar_compiler import GrammarCompiler
-from headrace.sampling.grammar_xgrammar import XgrammarBackend
+from headrace.sampling.grammar.compiler import GrammarCompiler
+from headrace.sampling.grammar.xgrammar_backend import XgrammarBackend
 from headrace.text.build import build_tokenizer
 from headrace.text.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.base.errors import RequestError, UnsupportedError
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.structural_tag import checked_structural_tag
+from headrace.sampling.grammar.structural_tag import checked_structural_tag
 from headrace.serving.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,

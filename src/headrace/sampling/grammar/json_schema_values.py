@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.base.shown import shown
-from headrace.sampling.regex_text import checked_regex
+from headrace.sampling.grammar.regex_text import checked_regex
 
 Pointer = tuple[str, ...]
 

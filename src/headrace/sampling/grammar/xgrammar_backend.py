@@ -11,13 +11,13 @@ from torch import Tensor
 
 from headrace.base.errors import RequestError
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.grammar import CompiledGrammar
+from headrace.sampling.grammar.json_schema import checked_schema
+from headrace.sampling.grammar.json_text_masks import JsonPlace, JsonTextMasks, place_after
+from headrace.sampling.grammar.protocols import CompiledGrammar
+from headrace.sampling.grammar.regex_text import checked_regex
+from headrace.sampling.grammar.structural_tag import checked_structural_tag
+from headrace.sampling.grammar.utf8_masks import Utf8Masks
 from headrace.sampling.host_mask import mask_words
-from headrace.sampling.json_schema import checked_schema
-from headrace.sampling.json_text_masks import JsonPlace, JsonTextMasks, place_after
-from headrace.sampling.regex_text import checked_regex
-from headrace.sampling.structural_tag import checked_structural_tag
-from headrace.sampling.utf8_masks import Utf8Masks
 from headrace.text.tokenizer import Tokenizer
 
 MAX_MESSAGE = 500

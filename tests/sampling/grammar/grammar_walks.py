@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.grammar import GrammarMask
-from headrace.sampling.grammar_xgrammar import XgrammarBackend
+from headrace.sampling.grammar.mask import GrammarMask
+from headrace.sampling.grammar.xgrammar_backend import XgrammarBackend
 from headrace.sampling.host_mask import allowed_line
 
 END = 257

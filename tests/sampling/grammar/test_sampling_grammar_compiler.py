@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import RequestError, UnavailableError
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.grammar_compiler import MAX_OVERDUE, GrammarCompiler
+from headrace.sampling.grammar.compiler import MAX_OVERDUE, GrammarCompiler
 
 
 class Compiled:

@@ -5,8 +5,8 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.base.shown import shown
-from headrace.sampling.json_schema import MAX_DEPTH, checked_schema
-from headrace.sampling.regex_text import checked_regex
+from headrace.sampling.grammar.json_schema import MAX_DEPTH, checked_schema
+from headrace.sampling.grammar.regex_text import checked_regex
 
 MAX_BLANKS = 1  # at a place within JSON, which else could fill up with them
 

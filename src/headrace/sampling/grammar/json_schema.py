@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.base.shown import shown
-from headrace.sampling.json_schema_values import (
+from headrace.sampling.grammar.json_schema_values import (
     KEYWORDS,
     Pointer,
     are_disjoint,
@@ -22,7 +22,7 @@ from headrace.sampling.json_schema_values import (
     kind_of,
     refused,
 )
-from headrace.sampling.regex_text import checked_regex
+from headrace.sampling.grammar.regex_text import checked_regex
 
 MAX_DEPTH = 64
 MAX_NODES = 5_000

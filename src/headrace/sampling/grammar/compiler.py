@@ -16,7 +16,7 @@ from collections.abc import Callable
 from headrace.base.errors import RequestError, UnavailableError
 from headrace.base.log import get_logger
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.grammar import CompiledGrammar, GrammarBackend
+from headrace.sampling.grammar.protocols import CompiledGrammar, GrammarBackend
 
 log = get_logger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from grammar_walks import accepts, backend, form, walk
 
 from headrace.base.errors import RequestError
-from headrace.sampling.json_schema import checked_schema
+from headrace.sampling.grammar.json_schema import checked_schema
 
 INTEGER, STRING, NUMBER = {"type": "integer"}, {"type": "string"}, {"type": "number"}
 TREE = {

@@ -1,0 +1,1 @@
+"""The form of an answer: grammars, what compiles them, and the mask of a sequence."""
