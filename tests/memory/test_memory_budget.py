@@ -9,7 +9,6 @@ from headrace.memory.budget import (
     cpu_spendable_bytes,
     gpu_spendable_bytes,
     plan_kv_tokens,
-    useful_tokens,
 )
 
 
@@ -83,8 +82,3 @@ def test_a_gpu_leaves_its_fraction_of_the_whole_device_free() -> None:
 
 def test_a_cpu_spends_a_share_of_what_is_available() -> None:
     assert cpu_spendable_bytes(available=1001, mem_fraction=0.5) == 500
-
-
-def test_a_cpu_needs_no_more_than_its_sequences_can_fill() -> None:
-    assert useful_tokens(max_running_requests=3, max_model_len=100, page_size=16) == 3 * 112
-    assert useful_tokens(max_running_requests=3, max_model_len=96, page_size=16) == 3 * 96

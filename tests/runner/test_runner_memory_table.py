@@ -85,6 +85,7 @@ def test_every_reserve_grows_with_what_it_is_for() -> None:
 def test_pool_is_capped_by_what_was_asked_or_can_be_used() -> None:
     assert kv_token_cap(plan(max_total_tokens=100, max_model_len=50)) == 100
     assert kv_token_cap(plan(max_running_requests=2, max_model_len=50, page_size=16)) == 128
+    assert kv_token_cap(plan(max_running_requests=3, max_model_len=48, page_size=16)) == 144
     assert kv_token_cap(plan(hardware=H100)) is None
     table = memory_table(persona(), CPU, plan(max_total_tokens=100, max_model_len=50, page_size=16))
     assert table.tokens == 112

@@ -119,6 +119,11 @@ def test_chunk_size_follows_device_memory(name: str, size: int) -> None:
     assert plan(hardware=assumed_hardware(name)).chunked_prefill_size.value == size
 
 
+def test_sizes_that_follow_from_several_decisions() -> None:
+    settled = plan(max_running_requests=3, chunked_prefill_size=8, max_model_len=50, page_size=16)
+    assert (settled.num_rows, settled.most_step_tokens, settled.max_pages) == (4, 11, 4)
+
+
 def test_asks_are_kept() -> None:
     asked = {
         "page_size": 1,

@@ -55,5 +55,20 @@ class Plan:
     kv_canary_sweep_interval: Decision[int]
     numeric_canary: Decision[int]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of columns and page tables: one for each running sequence, and the padding row."""
+        return self.max_running_requests.value + 1
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.max_model_len.value // self.page_size.value)
+
+    @property
+    def most_step_tokens(self) -> int:
+        """Tokens of the largest step: prompt tokens, and one for each row that decodes."""
+        return self.chunked_prefill_size.value + self.max_running_requests.value
+
     def __iter__(self) -> Iterator[Decision[Any]]:
         return (getattr(self, entry.name) for entry in fields(self))

@@ -155,11 +155,3 @@ def gpu_spendable_bytes(*, free_after_load: int, total: int, mem_fraction: float
 def cpu_spendable_bytes(*, available: int, mem_fraction: float) -> int:
     """What a CPU may spend: a share of the memory available now, since others live there too."""
     return int(available * mem_fraction)
-
-
-def useful_tokens(*, max_running_requests: int, max_model_len: int, page_size: int) -> int:
-    """The most KV tokens that running sequences can fill, their last pages counted whole.
-
-    The cap on a CPU, where memory that stays unused is of more use to others.
-    """
-    return max_running_requests * -(-max_model_len // page_size) * page_size

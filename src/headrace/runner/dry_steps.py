@@ -107,7 +107,7 @@ def _decode_buckets(sizes: tuple[int, ...]) -> Iterator[Bucket]:
 def _eager_steps(plan: Plan) -> Iterator[tuple[ForwardMode, list[int], list[int]]]:
     """Mode, new tokens and length after the step of each sequence."""
     longest, rows = plan.max_model_len.value, plan.max_running_requests.value
-    largest = plan.chunked_prefill_size.value + rows
+    largest = plan.most_step_tokens
     for tokens in (1, 2, *prefill_sizes(BREAKABLE_SIZES, largest), largest):
         new = [longest] * (tokens // longest)
         if tokens % longest:

@@ -136,14 +136,12 @@ class PathBuilder:
 
     def build(self) -> ForwardPaths:
         """Raises `UnsupportedError` where the compiler of the CPU graph fails."""
-        eager = EagerPath(with_asked_states(self._model), self._ends)
-        eager.prepare()
         return ForwardPaths(
             decode_graph=self._decode_graph(),
             prefill_graph=self._prefill_graph(),
             cpu_graph=self._cpu_graph(),
             split_prefill=self._split_prefill(),
-            eager=eager,
+            eager=EagerPath(with_asked_states(self._model), self._ends),
         )
 
     def _decode_graph(self) -> "DecodeGraphPath | None":
@@ -178,12 +176,11 @@ class PathBuilder:
         kind = plan.prefill_graph
         if kind.value == OFF:
             return None
-        most = plan.chunked_prefill_size.value + plan.max_running_requests.value  # a mixed step's
         sizes, body = BREAKABLE_SIZES, lambda tokens: model.forward
         if kind.value == PIECEWISE:
             sizes, body = PIECEWISE_SIZES, self._compiled
         return PrefillGraphPath(
-            sizes=prefill_sizes(sizes, most),
+            sizes=prefill_sizes(sizes, plan.most_step_tokens),
             body=body,
             dtype=self._dtype,
             device=device,

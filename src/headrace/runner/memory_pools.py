@@ -33,14 +33,13 @@ def build_kv_canary(
     """The canary of a pool; `None` where the plan has none."""
     if plan.kv_canary.value == OFF:
         return None
-    rows = plan.max_running_requests.value
-    most = plan.chunked_prefill_size.value + rows
+    most = plan.most_step_tokens
     return KvCanary(
         arena,
         pool,
         {group.name: group.layers for group in traits.kv_groups},
         real_data=plan.kv_canary_real_data.value,
-        max_sequences=rows + -(-most // plan.max_model_len.value) + 1,
+        max_sequences=plan.num_rows + -(-most // plan.max_model_len.value),
         max_tokens=most,
     )
 
@@ -49,7 +48,7 @@ def build_page_tables(plan: Plan, traits: ModelTraits, arena: Arena) -> ReqToTok
     """A table per KV group, [rows and the padding row, pages of the longest sequence]."""
     return ReqToTokenPool(
         arena,
-        num_rows=plan.max_running_requests.value + 1,
-        max_pages=-(-plan.max_model_len.value // plan.page_size.value),
+        num_rows=plan.num_rows,
+        max_pages=plan.max_pages,
         groups=tuple(group.name for group in traits.kv_groups),
     )

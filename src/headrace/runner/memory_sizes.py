@@ -15,7 +15,6 @@ from headrace.memory.budget import (
     cpu_spendable_bytes,
     gpu_spendable_bytes,
     plan_kv_tokens,
-    useful_tokens,
 )
 from headrace.observers.kv_canary import record_bytes
 
@@ -97,10 +96,8 @@ def window_pool_saving(traits: ModelTraits, dtype: str, length: int) -> int:
 
 def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
     """Bytes set aside besides weights and KV, by name: the `fixed` of `plan_kv_tokens`."""
-    rows = plan.max_running_requests.value + 1  # and the padding row
+    rows, attention = plan.num_rows, traits.attention
     tokens = max(plan.chunked_prefill_size.value, rows)
-    table_pages = -(-plan.max_model_len.value // plan.page_size.value)
-    attention = traits.attention
     width = (
         3 * traits.hidden_size  # residual, normed, output
         + 3 * traits.intermediate_size  # gate, up, their product
@@ -113,7 +110,7 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
         )
     bytes_by_name = {
         "rows": rows * (8 * traits.vocab_size + _ROW_SCALAR_BYTES),
-        "page tables": rows * table_pages * 4 * len(traits.kv_groups),
+        "page tables": rows * plan.max_pages * 4 * len(traits.kv_groups),
         "activations": tokens * width * ITEM_BYTES[plan.dtype.value],
         "logits": rows * traits.vocab_size * 4 * 3,  # raw, processed, probabilities
     }
@@ -174,7 +171,7 @@ def keeps_routing(plan: Plan) -> bool:
 
 def routing_tokens(plan: Plan) -> int:
     """Tokens of the largest step, padded as any path may pad it."""
-    most = plan.chunked_prefill_size.value + plan.max_running_requests.value
+    most = plan.most_step_tokens
     sizes = plan.decode_graph.value
     captured = () if isinstance(sizes, str) else sizes
     return max(most, *prefill_sizes(BREAKABLE_SIZES, most), *captured)
@@ -196,13 +193,10 @@ def canary_tokens(plan: Plan) -> int:
 
 
 def kv_token_cap(plan: Plan) -> int | None:
-    """Tokens the pool need not exceed: what was asked, or on a CPU what sequences can use."""
+    """Tokens the pool need not exceed: what was asked, or on a CPU what running sequences can fill,
+    their last pages counted whole. Memory that stays unused there is of more use to others."""
     if plan.max_total_tokens.value is not None:
         return plan.max_total_tokens.value
     if plan.device.value != "cpu":
         return None
-    return useful_tokens(
-        max_running_requests=plan.max_running_requests.value,
-        max_model_len=plan.max_model_len.value,
-        page_size=plan.page_size.value,
-    )
+    return plan.max_running_requests.value * plan.max_pages * plan.page_size.value

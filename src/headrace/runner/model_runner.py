@@ -142,8 +142,7 @@ class ModelRunner:
         self.token_to_kv_pool = build_kv_pool(plan, traits, self.arena, num_pages)
         self.kv_canary = build_kv_canary(plan, traits, self.token_to_kv_pool, self.arena)
         self.req_to_token_pool = build_page_tables(plan, traits, self.arena)
-        num_rows = plan.max_running_requests.value + 1  # and the padding row
-        self.rows = Rows(num_rows, traits.vocab_size, self.arena.allocate)
+        self.rows = Rows(plan.num_rows, traits.vocab_size, self.arena.allocate)
         self.step_sampler = StepSampler.of(self.rows, self.sampler)
 
     def drop_pools(self) -> None:
