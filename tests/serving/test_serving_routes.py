@@ -111,7 +111,8 @@ def test_tokenize(http) -> None:
     reply = http.post("/tokenize", json={"messages": messages}).json()
     assert reply["count"] == len("<user>H") + 1 + len("<assistant>")
     both = {"prompt": "a", "messages": messages}
-    for body in ({}, both, {"prompt": 5}, {"messages": []}):
+    odd = {"messages": messages, "temperature": "hot"}
+    for body in ({}, both, {"prompt": 5}, {"messages": []}, odd):
         assert http.post("/tokenize", json=body).status_code == 400
 
 

@@ -10,13 +10,13 @@ from typing import Any, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.base.errors import HeadraceError
-from headrace.serving.errors import ApiError, from_faults, from_headrace, invalid
+from headrace.serving.errors import ApiError, from_headrace, invalid, of_fields
 from headrace.serving.records import TRACE_PARENT
 from headrace.serving.service import service_of
 
@@ -72,10 +72,8 @@ class BodyRoute(APIRoute):
             TRACE_PARENT.set(request.headers.get("traceparent", ""))
             data = await _read(request)
             check_parts(data, service.config.max_body_bytes)
-            try:
+            with of_fields():
                 body = model.model_validate_json(data)
-            except ValidationError as error:
-                raise from_faults(error.errors(include_url=False)) from None
             return await answer(body, service)  # type: ignore[no-any-return]
 
         return handle

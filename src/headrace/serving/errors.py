@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from headrace.base.errors import (
@@ -157,6 +158,15 @@ def with_names(names: Mapping[str, str]) -> Iterator[None]:
             detail.param = names[inside]
             detail.message = _bounded(detail.message.replace(inside, names[inside], 1))
         raise answer from error
+
+
+@contextmanager
+def of_fields() -> Iterator[None]:
+    """Faults that a request model finds become 400."""
+    try:
+        yield
+    except ValidationError as error:
+        raise from_faults(error.errors(include_url=False)) from None
 
 
 def from_faults(faults: Sequence[Any]) -> ApiError:

@@ -20,6 +20,7 @@ from headrace.serving.openai.chat_messages import (
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest
 from headrace.serving.openai.interpreter import OutputInterpreter, PlainText
+from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.parsed_output import ParsedOutput
 from headrace.serving.openai.reasoning_count import ReasoningCount
 from headrace.serving.openai.refused_fields import check_extra_fields
@@ -53,6 +54,7 @@ class ChatPlan:
 
 async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
+    leave_out_unsupported(body, service)
     check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     tools = ToolRequest.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     top = _top_logprobs(body)
@@ -64,7 +66,7 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
             max_tokens=_max_tokens(body),
             most_logprobs=service.config.max_logprobs,
         )
-    text = await chat_prompt(service, body)
+    text = await _rendered(service, body)
     reading = _reading(service, body, tools, params, text)
     submit = Submit(
         request_id=name,
@@ -86,6 +88,12 @@ async def plan_chat(service: Service, body: ChatRequest, name: str) -> ChatPlan:
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> str:
+    """The prompt alone, for those who want its tokens."""
+    leave_out_unsupported(body, service)
+    return await _rendered(service, body)
+
+
+async def _rendered(service: Service, body: ChatRequest) -> str:
     """The prompt as the template writes it."""
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt

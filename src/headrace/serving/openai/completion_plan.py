@@ -9,6 +9,7 @@ from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest
+from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.prompt_field import Prompt
 from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
@@ -46,6 +47,7 @@ class CompletionPlan:
 
 async def plan_completion(service: Service, body: CompletionRequest, name: str) -> CompletionPlan:
     """Raises `ApiError` or `RequestError` for what this server or model cannot do."""
+    leave_out_unsupported(body, service)
     check_extra_fields(body, service, elsewhere=_ELSEWHERE)
     shown = body.n or 1
     made = shown if body.best_of is None else body.best_of

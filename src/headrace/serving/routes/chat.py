@@ -12,7 +12,6 @@ from headrace.serving.generation import Generation
 from headrace.serving.openai.chat_plan import plan_chat
 from headrace.serving.openai.chat_reply import ChatReply
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.replies import ChatCompletion
 from headrace.serving.openapi import replies
 from headrace.serving.service import Service, service_of
@@ -29,7 +28,6 @@ async def create_chat_completion(
     model = service.check_model(body.model)
     service.ready_engine()
     name = body.rid or body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
-    leave_out_unsupported(body, service)
     plan = await plan_chat(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)

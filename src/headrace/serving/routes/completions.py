@@ -12,7 +12,6 @@ from headrace.serving.generation import Generation
 from headrace.serving.openai.completion_plan import plan_completion
 from headrace.serving.openai.completion_reply import CompletionReply
 from headrace.serving.openai.completion_request import CompletionRequest
-from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openai.replies import Completion
 from headrace.serving.openapi import replies
 from headrace.serving.service import Service, service_of
@@ -29,7 +28,6 @@ async def create_completion(
     model = service.check_model(body.model)
     service.ready_engine()
     name = body.rid or body.request_id or f"cmpl-{uuid.uuid4().hex}"
-    leave_out_unsupported(body, service)
     plan = await plan_completion(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, plan.submits, name=name, route=ROUTE, streams=streams)

@@ -7,14 +7,11 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from headrace.serving.answer import Answer, json_response
-from headrace.serving.anthropic.as_chat import NAMES, as_chat
+from headrace.serving.anthropic.message_plan import message_prompt, plan_message
 from headrace.serving.anthropic.message_reply import MessageAnswer, MessageReply, failure_event
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest
 from headrace.serving.body_route import BodyRoute
-from headrace.serving.errors import with_names
 from headrace.serving.generation import Generation
-from headrace.serving.openai.chat_plan import chat_prompt, plan_chat
-from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import encode
 from headrace.serving.service import Service, service_of
@@ -31,10 +28,7 @@ async def create_message(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"msg_{uuid.uuid4().hex}"
-    with with_names(NAMES):
-        chat = as_chat(body, service)
-        leave_out_unsupported(chat, service)
-        plan = await plan_chat(service, chat, name)
+    plan = await plan_message(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
     return Answer(
@@ -52,8 +46,6 @@ async def count_tokens(
 ) -> Response:
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
-    chat = as_chat(body, service)
-    leave_out_unsupported(chat, service)
-    text = await chat_prompt(service, chat)
+    text = await message_prompt(service, body)
     ids = await encode(service, text, add_special_tokens=False, must_fit=False)
     return json_response({"input_tokens": len(ids)})

@@ -8,12 +8,9 @@ from starlette.responses import Response
 
 from headrace.serving.answer import Answer
 from headrace.serving.body_route import BodyRoute
-from headrace.serving.errors import with_names
 from headrace.serving.generation import Generation
-from headrace.serving.openai.chat_plan import plan_chat
-from headrace.serving.openai.leniency import leave_out_unsupported
 from headrace.serving.openapi import replies
-from headrace.serving.responses.as_chat import NAMES, as_chat
+from headrace.serving.responses.response_plan import plan_response
 from headrace.serving.responses.response_reply import ResponseReply
 from headrace.serving.responses.response_request import ResponseRequest
 from headrace.serving.service import Service, service_of
@@ -30,10 +27,7 @@ async def create_response(
     model = service.check_model(body.model)
     service.ready_engine()
     name = f"resp_{uuid.uuid4().hex}"
-    with with_names(NAMES):
-        chat = as_chat(body, service)
-        leave_out_unsupported(chat, service)
-        plan = await plan_chat(service, chat, name)
+    plan = await plan_response(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
     reply = ResponseReply(body, plan, generation, model)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from headrace.serving.answer import json_response
 from headrace.serving.body_route import BodyRoute
-from headrace.serving.errors import check_count, invalid
+from headrace.serving.errors import check_count, invalid, of_fields
 from headrace.serving.openai.chat_plan import chat_prompt
 from headrace.serving.openai.chat_request import ChatRequest, Message
 from headrace.serving.openai.field_types import IntegerLists, Integers, Objects, Texts
@@ -61,7 +61,9 @@ async def tokenize(
     special = body.add_special_tokens
     if body.messages is not None:
         fields = body.model_dump(exclude={"prompt", "return_token_strs", "model"})
-        text = await chat_prompt(service, ChatRequest.model_validate(fields))
+        with of_fields():
+            chat = ChatRequest.model_validate(fields)
+        text = await chat_prompt(service, chat)
         listed = [await _ids(service, text, bool(special))]
     else:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []

@@ -1,12 +1,11 @@
-"""A request for a response, as the request for a chat that it comes to."""
+"""From a request for a response, by way of the chat that it comes to, to what runs."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from headrace.base.shown import shown
-from headrace.serving.errors import from_faults, invalid
+from headrace.serving.errors import invalid, of_fields, with_names
+from headrace.serving.openai.chat_plan import ChatPlan, plan_chat
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.refused_fields import (
     NEUTRAL,
@@ -21,7 +20,7 @@ from headrace.serving.service import Service
 Fields = dict[str, Any]
 
 # Of chats -> of responses, for what is told of them.
-NAMES = {
+_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
@@ -36,7 +35,13 @@ _NOT_STORED = "nothing is stored here; send the whole conversation as input"
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def as_chat(body: ResponseRequest, service: Service) -> ChatRequest:
+async def plan_response(service: Service, body: ResponseRequest, name: str) -> ChatPlan:
+    """Raises `ApiError` for what this server or model cannot do."""
+    with with_names(_NAMES):
+        return await plan_chat(service, _as_chat(body, service), name)
+
+
+def _as_chat(body: ResponseRequest, service: Service) -> ChatRequest:
     """The same in the terms of chats.
 
     Raises:
@@ -64,10 +69,8 @@ def as_chat(body: ResponseRequest, service: Service) -> ChatRequest:
         fields["tool_choice"] = _choice(body.tool_choice)
     elif body.tool_choice not in (None, "auto", "none"):
         raise invalid("tool_choice needs tools", "tool_choice")
-    try:
+    with of_fields():
         return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise from_faults(error.errors(include_url=False)) from None
 
 
 def _check_what_is_not_here(body: ResponseRequest) -> None:

@@ -1,14 +1,13 @@
-"""A request for a message, as the request for a chat that it comes to."""
+"""From a request for a message, by way of the chat that it comes to, to what runs."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from headrace.base.shown import shown
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest, TurnOfTalk
-from headrace.serving.errors import from_faults, invalid
+from headrace.serving.errors import invalid, of_fields, with_names
+from headrace.serving.openai.chat_plan import ChatPlan, chat_prompt, plan_chat
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
 from headrace.serving.service import Service
@@ -16,7 +15,7 @@ from headrace.serving.service import Service
 Fields = dict[str, Any]
 
 # Of chats -> of messages, for what is told of them.
-NAMES = {
+_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -28,7 +27,19 @@ _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def as_chat(body: CountRequest, service: Service) -> ChatRequest:
+async def plan_message(service: Service, body: MessageRequest, name: str) -> ChatPlan:
+    """Raises `ApiError` for what this server or model cannot do."""
+    with with_names(_NAMES):
+        return await plan_chat(service, _as_chat(body, service), name)
+
+
+async def message_prompt(service: Service, body: CountRequest) -> str:
+    """The prompt alone. Raises likewise."""
+    with with_names(_NAMES):
+        return await chat_prompt(service, _as_chat(body, service))
+
+
+def _as_chat(body: CountRequest, service: Service) -> ChatRequest:
     """The same in OpenAI's terms.
 
     Raises:
@@ -53,10 +64,8 @@ def as_chat(body: CountRequest, service: Service) -> ChatRequest:
             "top_k": body.top_k,
             "response_format": _format((body.output_config or {}).get("format")),
         }
-    try:
+    with of_fields():
         return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise from_faults(error.errors(include_url=False)) from None
 
 
 def _messages(turn: TurnOfTalk) -> Iterator[Fields]:
