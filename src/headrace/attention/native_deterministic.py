@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace.attention.backend import AttentionSetting
 from headrace.attention.native_blocks import KEY_BLOCK, in_blocks, proven_query_rows
-from headrace.attention.native_tiles import Tile, make_tiles, tile_mask
+from headrace.attention.native_tiles import Tile, tile_mask
 from headrace.attention.registry import register_attention_backend
 from headrace.attention.torch_native import TorchNativeBackend
 from headrace.base.errors import UnsupportedError
@@ -39,24 +39,15 @@ class DeterministicNativeBackend(TorchNativeBackend):
                 f"with {torch.get_num_threads()} threads",
                 remedy="leave deterministic off, or try fewer threads (OMP_NUM_THREADS)",
             )
-        self._tile_queries = self._query_rows[-1] // group
+        self._tiling = {
+            "dtype": torch.float32,
+            "tile_queries": self._query_rows[-1] // group,
+            "key_block": KEY_BLOCK,
+        }
 
     def prepare_metadata(self, batch: ForwardBatch) -> None:
         self._tiles = {}
         self._tiles_of(self.group.window, batch)
-
-    def _tiles_of(self, window: int | None, batch: ForwardBatch) -> tuple[Tile, ...]:
-        if window not in self._tiles:
-            self._tiles[window] = make_tiles(
-                batch,
-                self.group.name,
-                window=window,
-                key_elements=self.attention.num_kv_heads * self.attention.head_dim,
-                dtype=torch.float32,
-                tile_queries=self._tile_queries,
-                key_block=KEY_BLOCK,
-            )
-        return self._tiles[window]
 
     def _attend(
         self,

@@ -1,6 +1,6 @@
 """Paged attention in plain torch: any device, any head shape, any page size."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class TorchNativeBackend(AttentionBackend):
     def __init__(self, setting: AttentionSetting) -> None:
         super().__init__(setting)
         self._tiles: dict[int | None, tuple[Tile, ...]] = {}
+        self._tiling: dict[str, Any] = {"dtype": self.dtype}  # how they are cut
         self._runs: tuple[FreshRun, ...] = ()  # of a step of prompts that all begin in it
         self._slots: dict[FreshRun, Tensor] = {}
         self._keys, self._values = _Gather(), _Gather()
@@ -148,7 +149,7 @@ class TorchNativeBackend(AttentionBackend):
                 self.group.name,
                 window=window,
                 key_elements=self.attention.num_kv_heads * self.attention.head_dim,
-                dtype=self.dtype,
+                **self._tiling,
             )
         return self._tiles[window]
 
