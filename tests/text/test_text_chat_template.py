@@ -87,6 +87,19 @@ def test_values_of_none_are_left_out():
     assert render(template, message) == "FalseFalse"
 
 
+@pytest.mark.parametrize("message", [{"content": None}, {}], ids=["null", "missing"])
+def test_content_is_none_where_a_template_asks_for_that(message):
+    """As the templates of DeepSeek's distilled models: a turn of tool calls is one without."""
+    template = (
+        "{% for m in messages %}{% set content = m['content'] %}{% if content is none %}"
+        "<calls>{{ m.tool_calls[0].function.name }}{% else %}{{ '<says>' + content }}{% endif %}"
+        "{% endfor %}"
+    )
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    turn = {"role": "assistant", "tool_calls": calls, **message}
+    assert render(template, USER, turn) == "<says>hi<calls>f"
+
+
 def test_the_tool_template_is_taken_when_tools_are_given():
     chat = tokenizer("plain", tool_use="{{ tools[0].name }}")
     assert chat.apply_chat_template([USER]) == "plain"

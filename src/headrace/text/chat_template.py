@@ -116,6 +116,14 @@ class _Template:
         return any(_is_part(loop.iter, "content", names) for loop in loops)
 
     @cached_property
+    def asks_for_none(self) -> bool:
+        """Whether content that is not there must be None: the template tells turns of tool calls
+        by that, as DeepSeek's do."""
+        names = self._names_of("content")
+        tests = self._tree.find_all(nodes.Test)
+        return any(test.name == "none" and _is_part(test.node, "content", names) for test in tests)
+
+    @cached_property
     def wants_argument_text(self) -> bool:
         """Whether arguments of tool calls must be JSON text: the template writes them itself, and
         never as something that an object can be. Most want the object."""
@@ -180,7 +188,8 @@ def _guarded(action: Callable[[], Result]) -> Result:
 
 
 def _prepared(message: Mapping[str, Any], index: int, template: _Template) -> dict[str, Any]:
-    """A copy as the template wants it: no None values, content a string or a list of text parts."""
+    """A copy as the template wants it: content a string or a list of text parts, and no None but
+    for content where the template asks for that."""
     if not isinstance(message, Mapping):
         raise RequestError(f"message {index} is {type(message).__name__}, not an object")
     if not isinstance(message.get("role"), str):
@@ -192,7 +201,7 @@ def _prepared(message: Mapping[str, Any], index: int, template: _Template) -> di
         )
     content = copy.get("content")
     if content is None:
-        return copy
+        return {**copy, "content": None} if template.asks_for_none else copy
     if isinstance(content, str):
         if template.wants_parts:
             copy["content"] = [{"type": "text", "text": content}]
