@@ -70,22 +70,18 @@ class Answer(WholeAnswer):
         self,
         generation: Generation,
         reply: Reply,
-        *,
-        streams: bool,
-        ping_seconds: float,
         failed: Callable[[ApiError], bytes] = failure_events,
     ) -> None:
         super().__init__(generation, reply)
         self._reply, self._failed = reply, failed
-        self._streams, self._ping_seconds = streams, ping_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._streams:
+        if not self._generation.record.streams:
             await super().__call__(scope, receive, send)
             return
         async with self._generation:
-            stream = EventStream(self._events(), ping_seconds=self._ping_seconds)
-            await stream(scope, receive, send)
+            seconds = self._generation.service.config.ping_seconds
+            await EventStream(self._events(), ping_seconds=seconds)(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """The reply's events; an error is an event too, at the end."""

@@ -6,7 +6,7 @@ this client's socket only: a slow reader holds nobody up.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -59,14 +59,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: Events, *, ping_seconds: float, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, events: Events, *, ping_seconds: float) -> None:
         self._events, self._ping_seconds = events, ping_seconds
         self._sent_at = 0.0
         self.status_code = 200
         self.background = None
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

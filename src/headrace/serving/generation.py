@@ -40,7 +40,7 @@ class Generation:
         params = submits[0].params
         asked = {each: getattr(params, each) for each in ("max_tokens", "temperature", "top_p")}
         self.record = RequestRecord(id=name, route=route, streams=streams, asked=asked)
-        self._service, self._submits = service, submits
+        self.service, self._submits = service, submits
         self._streams: list[Deltas] = []
         self._firsts: list[Delta] = []
         self._prompt_tokens = [len(submit.prompt_token_ids) for submit in submits]
@@ -48,7 +48,7 @@ class Generation:
         self._token_at: dict[tuple[int, int], float] = {}  # of each choice, its latest
 
     async def __aenter__(self) -> Self:
-        service, name = self._service, self.record.id
+        service, name = self.service, self.record.id
         _check_size(service, self._submits)
         engine = service.ready_engine()
         if name in service.in_flight:
@@ -106,7 +106,7 @@ class Generation:
         record, submit = self.record, self._submits[place]
         self._cached_tokens[place] = max(self._cached_tokens[place], delta.cached_tokens)
         if delta.token_ids or delta.finished:
-            self._service.waiting.discard(submit.request_id)
+            self.service.waiting.discard(submit.request_id)
         if delta.token_ids:
             self._timed((place, delta.index), len(delta.token_ids))
         ending = delta.finished
@@ -120,7 +120,7 @@ class Generation:
 
     def _timed(self, choice: tuple[int, int], count: int) -> None:
         """Tokens of a choice are here."""
-        record, measures, now = self.record, self._service.measures, time.monotonic()
+        record, measures, now = self.record, self.service.measures, time.monotonic()
         record.output_tokens += count
         if record.first_token is None:
             record.first_token = now
@@ -134,7 +134,7 @@ class Generation:
         """Leave nothing behind: what runs is aborted, the record ends."""
         for stream in self._streams:
             await stream.aclose()
-        service, record = self._service, self.record
+        service, record = self.service, self.record
         service.waiting.difference_update(service.in_flight.pop(record.id))
         record.prompt_tokens = self.prompt_tokens
         record.cached_tokens = self.cached_tokens

@@ -14,7 +14,6 @@ from headrace.serving.generation import Generation
 from headrace.serving.hidden_states import states_of
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
 from headrace.serving.openai.logprobs import Entries, finite, likeliest
-from headrace.serving.service import Service
 
 Triple = tuple[float | None, int, str | None]  # logprob, token id, its text if asked
 
@@ -34,9 +33,8 @@ class _Choice:
 class GenerateReply:
     """Makes the reply to one request. Choices are numbered prompt * n + continuation."""
 
-    def __init__(self, service: Service, plan: GeneratePlan, generation: Generation) -> None:
+    def __init__(self, plan: GeneratePlan, generation: Generation) -> None:
         self._plan, self._generation = plan, generation
-        self._version = "default"
         self._began = time.monotonic()
         self._choices = [[_Choice() for _ in range(each.params.n)] for each in plan.submits]
         self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
@@ -85,7 +83,7 @@ class GenerateReply:
             "completion_tokens": len(choice.token_ids),
             "cached_tokens": cached_tokens,
             "e2e_latency": time.monotonic() - self._began,
-            "weight_version": self._version,
+            "weight_version": "default",
         }
         asked = self._plan.logprobs[place]
         if asked is not None:

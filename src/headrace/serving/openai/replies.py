@@ -9,8 +9,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FINGERPRINT_PREFIX = "headrace-"
-
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0

@@ -1,6 +1,5 @@
 """Replies of /v1/responses, whole and streamed, from the deltas of a generation."""
 
-import json
 import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from headrace.serving.event_stream import named_event
 from headrace.serving.generation import Generation
 from headrace.serving.openai.blocks import Block, Blocks, Step
 from headrace.serving.openai.chat_plan import ChatPlan
+from headrace.serving.parsers.json_text import is_object
 from headrace.serving.responses.response_request import ResponseRequest
 
 Fields = dict[str, Any]
@@ -78,7 +78,8 @@ class ResponseReply:
     def _block_status(self, block: Block) -> str:
         """A response that is cut off ends in an item that is."""
         is_cut = self._status == "incomplete" and block is self._blocks.all[-1]
-        return "incomplete" if is_cut and not _is_whole_call(block) else "completed"
+        is_whole = block.kind == "call" and is_object(block.text)
+        return "incomplete" if is_cut and not is_whole else "completed"
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         number, self._events = self._events, self._events + 1
@@ -131,13 +132,6 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": self._interpreter.reasoning_tokens or 0},
             "total_tokens": read + made,
         }
-
-
-def _is_whole_call(block: Block) -> bool:
-    try:
-        return block.kind == "call" and isinstance(json.loads(block.text), dict)
-    except ValueError:
-        return False
 
 
 def _item(name: str, block: Block, status: str) -> Fields:

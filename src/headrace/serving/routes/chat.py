@@ -31,5 +31,4 @@ async def create_chat_completion(
     plan = await plan_chat(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
-    reply = ChatReply(service, body, plan, generation, model)
-    return Answer(generation, reply, streams=streams, ping_seconds=service.config.ping_seconds)
+    return Answer(generation, ChatReply(service, body, plan, generation, model))

@@ -29,5 +29,4 @@ async def generate(
     plan = await plan_generate(service, body, uuid.uuid4().hex)
     streams = bool(body.stream)
     generation = Generation(service, plan.submits, name=plan.name, route=ROUTE, streams=streams)
-    reply = GenerateReply(service, plan, generation)
-    return Answer(generation, reply, streams=streams, ping_seconds=service.config.ping_seconds)
+    return Answer(generation, GenerateReply(plan, generation))

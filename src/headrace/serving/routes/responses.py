@@ -31,10 +31,4 @@ async def create_response(
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
     reply = ResponseReply(body, plan, generation, model)
-    return Answer(
-        generation,
-        reply,
-        streams=streams,
-        ping_seconds=service.config.ping_seconds,
-        failed=reply.failure,
-    )
+    return Answer(generation, reply, reply.failure)
