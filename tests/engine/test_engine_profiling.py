@@ -173,7 +173,7 @@ def test_what_cannot_be_profiled_is_refused(engine: Engine, tmp_path: Path) -> N
         ({"stages": [["decode"]]}, r"stages has \['decode'\]"),
         ({"stages": ["prefill", "decode"]}, "needs a number of steps"),
         ({"activities": ["MEM"]}, "Give a list of some of CPU, GPU, CUDA_PROFILER"),
-        ({"activities": []}, "Use some of"),
+        ({"activities": []}, "activities is empty. Give a list of some of CPU"),
         ({"activities": 5}, "activities is 5"),
         ({"with_stack": "yes"}, "with_stack is 'yes'. Allowed: True or False"),
         ({"record_shapes": 1}, "record_shapes is 1"),

@@ -163,7 +163,7 @@ def test_the_llm_dumps_within_a_context(llama_folder: Path, tmp_path: Path) -> N
         ({"names": []}, "Give a list of some of"),
         ({"names": "kv"}, "names is 'kv'"),
         ({"names": 3}, "names is 3"),
-        ({"names": [["k"]]}, r"names is \[\['k'\]\]"),
+        ({"names": [["k"]]}, r"names has \['k'\]"),
         ({"layers": [2]}, "layers 0 to 1"),
         ({"layers": [-1]}, "layers 0 to 1"),
         ({"layers": []}, "layers 0 to 1"),

@@ -3,12 +3,12 @@
 All of it raises `RequestError` for what cannot be meant.
 """
 
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar
 
 from headrace.base.errors import RequestError, UnknownFieldError
+from headrace.base.shown import shown
 from headrace.engine.prompts import Prompt, plain
 from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.pooling_params import PoolingParams
@@ -41,7 +41,7 @@ def check_single(prompt: Prompt) -> None:
     """Refuse several prompts."""
     if isinstance(prompt, list | tuple) and any(isinstance(part, _PROMPTS) for part in prompt):
         raise RequestError(
-            f"stream takes one prompt, a text or token ids; this is {reprlib.repr(prompt)}",
+            f"stream takes one prompt, a text or token ids; this is {shown(prompt)}",
             remedy="Give several to generate",
         )
 
@@ -93,7 +93,7 @@ def _as_list(name: str, value: Any, remedy: str) -> list[Any]:
             return list(value)
         except TypeError:
             pass  # told below
-    raise RequestError(f"{name} is {reprlib.repr(value)}", remedy=remedy)
+    raise RequestError(f"{name} is {shown(value)}", remedy=remedy)
 
 
 def one_each(name: str, params: Any, default: Option, count: int) -> list[Option]:
@@ -105,7 +105,7 @@ def one_each(name: str, params: Any, default: Option, count: int) -> list[Option
         return [params] * count
     if not isinstance(params, list | tuple):
         raise RequestError(
-            f"{name} is {reprlib.repr(params)}",
+            f"{name} is {shown(params)}",
             remedy=f"Give a {kind.__name__}, or a list with one per prompt",
         )
     if len(params) != count:
@@ -116,7 +116,7 @@ def one_each(name: str, params: Any, default: Option, count: int) -> list[Option
     for index, each in enumerate(params):
         if not isinstance(each, kind):
             raise RequestError(
-                f"Prompt {index}: its {name.replace('_', ' ')} are {reprlib.repr(each)}",
+                f"Prompt {index}: its {name.replace('_', ' ')} are {shown(each)}",
                 remedy=f"Give a {kind.__name__}",
             )
     return list(params)

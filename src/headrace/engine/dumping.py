@@ -3,15 +3,13 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
-from headrace.base.shown import shown
 from headrace.observers.dump_files import LOGITS, NAMES, STREAM, K, V
 from headrace.observers.dumper import Dumper
-from headrace.request.checks import at_least, switch
+from headrace.request.checks import at_least, bad_value, listed, some_of, switch
 from headrace.runner.model_runner import ModelRunner
 from headrace.runner.observing import build_dumper
 
@@ -58,7 +56,7 @@ class StepDumper:
         runner = self._runner
         at_least("steps", steps, 1)
         switch("eager", eager)
-        wanted = _names(names)
+        wanted = some_of("names", names, NAMES)
         others = [path.name for path in runner.selector.paths[:-1]]
         if STREAM in wanted and others and not eager:
             raise RequestError(
@@ -75,7 +73,7 @@ class StepDumper:
             tables=runner.page_tables,
             folder=_folder(folder),
             layers=chosen,
-            names=wanted,
+            names=frozenset(wanted),
             most=steps,
         )
         if eager:
@@ -104,36 +102,14 @@ class StepDumper:
         return list(dumper.files)
 
 
-def _names(asked: Iterable[str]) -> frozenset[str]:
-    names = [] if isinstance(asked, str) else _listed(asked)
-    unknown = [name for name in names if not isinstance(name, str) or name not in NAMES]
-    if unknown or not names:
-        raise RequestError(
-            f"names is {shown(names or asked)}",
-            remedy=f"Give a list of some of {', '.join(NAMES)}",
-        )
-    return frozenset(names)
-
-
 def _layers(asked: Iterable[int] | None, count: int) -> list[int]:
     if asked is None:
         return list(range(count))
-    layers = _listed(asked)
+    allowed = f"a list of numbers, of layers 0 to {count - 1}"
+    layers = listed("layers", asked, allowed)
     if not layers or not all(type(layer) is int and 0 <= layer < count for layer in layers):
-        raise RequestError(
-            f"layers is {shown(layers or asked)}",
-            why=f"the model has layers 0 to {count - 1}",
-            remedy="Give a list of their numbers",
-        )
+        raise bad_value("layers", layers, allowed)
     return sorted(set(layers))
-
-
-def _listed(asked: Iterable[Any]) -> list[Any]:
-    """Nothing for what cannot be listed, an array without dimensions among it."""
-    try:
-        return list(asked)
-    except TypeError:
-        return []
 
 
 def _folder(asked: str | os.PathLike[str]) -> Path:

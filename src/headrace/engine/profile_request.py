@@ -14,7 +14,7 @@ from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
 from headrace.base.log import get_logger
 from headrace.base.shown import shown
-from headrace.request.checks import at_least, switch
+from headrace.request.checks import at_least, some_of, switch
 
 log = get_logger(__name__)
 
@@ -76,7 +76,7 @@ def checked_request(
     at_least("start_step", start_step, 0)
     switch("with_stack", with_stack)
     switch("record_shapes", record_shapes)
-    named = _some("stages", stages, STAGES)
+    named = some_of("stages", stages, STAGES, may_be_empty=True)
     if len(named) > 1 and steps is None:
         raise RequestError("A profile of both stages needs a number of steps", remedy="Give steps")
     chosen = _activities(activities)
@@ -91,24 +91,12 @@ def checked_request(
     )
 
 
-def _some(name: str, asked: object, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Each once. Raises `RequestError` for what is no list of known ones."""
-    remedy = f"Give a list of some of {', '.join(known)}"
-    if not isinstance(asked, list | tuple):
-        raise RequestError(f"{name} is {shown(asked)}", remedy=remedy)
-    if unknown := [each for each in asked if not isinstance(each, str) or each not in known]:
-        raise RequestError(f"{name} has {shown(unknown[0])}", remedy=remedy)
-    return tuple(dict.fromkeys(asked))
-
-
 def _activities(asked: Iterable[str] | None) -> tuple[str, ...]:
     """Raises `RequestError` for what this machine or this version cannot watch."""
     on_gpu = torch.cuda.is_available()
     if asked is None:
         return (CPU, GPU) if on_gpu else (CPU,)
-    named = _some("activities", asked, ACTIVITIES)
-    if not named:
-        raise RequestError("activities is empty", remedy=f"Use some of {', '.join(ACTIVITIES)}")
+    named = some_of("activities", asked, ACTIVITIES)
     if not on_gpu and named != (CPU,):
         raise RequestError(
             f"activities is {', '.join(named)}", why="there is no GPU here", remedy="Use CPU"

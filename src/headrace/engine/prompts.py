@@ -1,11 +1,11 @@
 """From the prompt that a caller sends to token ids, with every check."""
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from headrace.base.errors import RequestError
+from headrace.base.shown import shown
 from headrace.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -56,7 +56,7 @@ def _plain_ids(prompt: object) -> list[int]:
     for token in tokens:
         if not isinstance(token, Integral) or isinstance(token, bool):
             raise RequestError(
-                f"The prompt holds {reprlib.repr(token)}", why="token ids are whole numbers"
+                f"The prompt holds {shown(token)}", why="token ids are whole numbers"
             )
     return [int(token) for token in tokens]
 
@@ -66,4 +66,4 @@ def _no_prompt(prompt: object) -> RequestError:
     for key in ("prompt", "prompt_token_ids"):  # as vLLM takes them
         if isinstance(prompt, Mapping) and key in prompt:
             remedy = f"Send what stands under {key!r}, by itself"
-    return RequestError(f"The prompt is {reprlib.repr(prompt)}", remedy=remedy)
+    return RequestError(f"The prompt is {shown(prompt)}", remedy=remedy)

@@ -3,6 +3,7 @@
 Values are made plain, or refused by a `RequestError` that names field, value and what is allowed.
 """
 
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,6 +22,24 @@ def listed(name: str, value: object, allowed: str) -> tuple[Any, ...]:
         return tuple(value)  # type: ignore[arg-type]
     except TypeError:
         raise bad_value(name, value, allowed) from None
+
+
+def some_of(
+    name: str, value: object, known: Sequence[str], *, may_be_empty: bool = False
+) -> tuple[str, ...]:
+    """The texts of a list, each once, all of them `known`."""
+    remedy = f"Give a list of some of {', '.join(known)}"
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} is {shown(value)}", remedy=remedy)
+    try:
+        texts = tuple(value)
+    except TypeError:  # an array without dimensions
+        raise RequestError(f"{name} is {shown(value)}", remedy=remedy) from None
+    if unknown := [each for each in texts if not isinstance(each, str) or each not in known]:
+        raise RequestError(f"{name} has {shown(unknown[0])}", remedy=remedy)
+    if not texts and not may_be_empty:
+        raise RequestError(f"{name} is empty", remedy=remedy)
+    return tuple(dict.fromkeys(texts))
 
 
 def switch(name: str, value: object) -> bool:
