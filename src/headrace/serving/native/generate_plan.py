@@ -10,7 +10,7 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.native.generate_request import GenerateRequest
-from headrace.serving.openai.prompt_field import Prompt, listed_prompts
+from headrace.serving.openai.field_types import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
 from headrace.serving.openai.sampling_fields import token_biases
 from headrace.serving.openai.structured_fields import of_plain_fields, one_form

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.request.messages import Delta
-from headrace.serving.openai.interpreter import OutputInterpreter, ToolCallPiece
+from headrace.serving.openai.message_pieces import OutputInterpreter, ToolCallPiece
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from headrace.serving.openai.chat_messages import (
 )
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest
-from headrace.serving.openai.interpreter import OutputInterpreter, PlainText
 from headrace.serving.openai.leniency import leave_out_unsupported
+from headrace.serving.openai.message_pieces import OutputInterpreter, PlainText
 from headrace.serving.openai.parsed_output import ParsedOutput
 from headrace.serving.openai.reasoning_count import ReasoningCount
 from headrace.serving.openai.refused_fields import check_extra_fields

@@ -12,13 +12,13 @@ from headrace.serving.generation import Generation
 from headrace.serving.hidden_states import State, last_state
 from headrace.serving.openai.chat_plan import ChatPlan
 from headrace.serving.openai.chat_request import ChatRequest
-from headrace.serving.openai.interpreter import (
+from headrace.serving.openai.logprobs import TokenNames, chat_entries, prompt_entries
+from headrace.serving.openai.message_pieces import (
     MessageBuilder,
     MessagePiece,
     OutputInterpreter,
     deltas_of,
 )
-from headrace.serving.openai.logprobs import TokenNames, chat_entries, prompt_entries
 from headrace.serving.openai.replies import (
     ChatChoice,
     ChatChunk,
@@ -29,7 +29,6 @@ from headrace.serving.openai.replies import (
     PromptLogprobs,
     Usage,
 )
-from headrace.serving.openai.usage import usage
 from headrace.serving.service import Service
 
 
@@ -175,7 +174,7 @@ class ChatReply:
         generation = self._generation
         counts = [choice.interpreter.reasoning_tokens for choice in self._choices]
         known = [count for count in counts if count is not None]
-        return usage(
+        return Usage.of(
             generation.prompt_tokens,
             generation.record.output_tokens,
             generation.cached_tokens,

@@ -26,7 +26,6 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -9,8 +9,8 @@ from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states
 from headrace.serving.openai.chat_request import ChatRequest
 from headrace.serving.openai.completion_request import CompletionRequest
+from headrace.serving.openai.field_types import Prompt
 from headrace.serving.openai.leniency import leave_out_unsupported
-from headrace.serving.openai.prompt_field import Prompt
 from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import OF_CHATS, check_extra_fields
 from headrace.serving.openai.sampling_fields import sampling_params
@@ -71,14 +71,12 @@ async def plan_completion(service: Service, body: CompletionRequest, name: str) 
     check_count(len(prompts) * made, service.config.max_prompts, told, "prompt")
     submits = await submits_of(
         service,
-        prompts,
+        body,
         name,
-        add_special_tokens=body.add_special_tokens is not False,
+        prompts,
         field="prompt",
         params=params,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
     )
     check_states(service, submits)
     return CompletionPlan(

@@ -19,7 +19,6 @@ from headrace.serving.openai.replies import (
     CompletionLogprobs,
     Usage,
 )
-from headrace.serving.openai.usage import usage
 from headrace.serving.service import Service
 
 
@@ -176,7 +175,7 @@ class CompletionReply:
     def _usage(self) -> Usage:
         generation = self._generation
         made = 0 if self._plan.drops_output else generation.record.output_tokens
-        return usage(generation.prompt_tokens, made, generation.cached_tokens)
+        return Usage.of(generation.prompt_tokens, made, generation.cached_tokens)
 
 
 def _append(choice: CompletionChoice, chunk: CompletionChoice) -> None:

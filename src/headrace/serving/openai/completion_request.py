@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from headrace.serving.openai.prompt_field import PromptField
+from headrace.serving.openai.field_types import PromptField
 from headrace.serving.openai.sampling_fields import SamplingFields
 
 
@@ -13,4 +13,3 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=0, le=64)
-    add_special_tokens: bool | None = None

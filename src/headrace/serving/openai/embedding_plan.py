@@ -23,13 +23,4 @@ async def plan_embeddings(service: Service, body: EmbeddingRequest, name: str) -
     check_count(len(inputs), service.config.max_prompts, told, "input")
     given = {field: getattr(body, field) for field in _POOLING}
     pooling = PoolingParams(**{field: value for field, value in given.items() if value is not None})
-    return await submits_of(
-        service,
-        inputs,
-        name,
-        add_special_tokens=body.add_special_tokens is not False,
-        field="input",
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        pooling=pooling,
-    )
+    return await submits_of(service, body, name, inputs, field="input", pooling=pooling)

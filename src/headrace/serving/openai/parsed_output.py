@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from headrace.serving.openai.interpreter import MessagePiece, ToolCallPiece
+from headrace.serving.openai.message_pieces import MessagePiece, ToolCallPiece
 from headrace.serving.openai.reasoning_count import ReasoningCount
 from headrace.serving.parsers import (
     CallArguments,

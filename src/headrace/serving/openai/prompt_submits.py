@@ -5,24 +5,24 @@ from typing import Any
 
 from headrace.request.messages import Submit
 from headrace.serving.errors import of_prompt
-from headrace.serving.openai.prompt_field import Prompt
+from headrace.serving.openai.field_types import Prompt, RequestFields
 from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
 
 async def submits_of(
     service: Service,
-    prompts: Sequence[Prompt],
+    body: RequestFields,
     name: str,
+    prompts: Sequence[Prompt],
     *,
-    add_special_tokens: bool,
     field: str,
     **options: Any,
 ) -> list[Submit]:
     """One for each prompt.
 
     Args:
-        name: id of the answer; of several prompts each has its place behind it.
+        body: the request. name: id of the answer; of several prompts each has its place behind it.
         field: that brings them, for what is told of errors.
         options: other fields of every `Submit`.
 
@@ -30,10 +30,11 @@ async def submits_of(
         ApiError: 400; no tokenizer, no valid Unicode, or too long.
     """
     is_one, submits = len(prompts) == 1, []
+    special = body.add_special_tokens is not False
     for place, prompt in enumerate(prompts):
         with of_prompt(None if is_one else place, field):
             ids = (
-                await encode(service, prompt, add_special_tokens=add_special_tokens)
+                await encode(service, prompt, add_special_tokens=special)
                 if isinstance(prompt, str)
                 else prompt
             )
@@ -42,6 +43,8 @@ async def submits_of(
                 request_id=name if is_one else f"{name}/{place}",
                 prompt_token_ids=ids,
                 prompt_text=prompt if isinstance(prompt, str) else None,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
                 **options,
             )
         )

@@ -27,6 +27,15 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
+    @classmethod
+    def of(
+        cls, prompt_tokens: int, made: int, cached_tokens: int, reasoning_tokens: int | None = None
+    ) -> "Usage":
+        """`reasoning_tokens`: `None` is left out."""
+        reasoning = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+        cached = PromptTokensDetails(cached_tokens)
+        return cls(prompt_tokens, made, prompt_tokens + made, cached, reasoning)
+
 
 class PromptLogprob(msgspec.Struct):
     """As vLLM shows the logprobs of a prompt: token id -> this."""

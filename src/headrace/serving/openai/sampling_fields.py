@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import MAX_BIASES, SamplingParams
 from headrace.serving.errors import invalid
-from headrace.serving.openai.field_types import Integers, Numbers, Texts
+from headrace.serving.openai.field_types import Integers, Numbers, RequestFields, Texts
 from headrace.serving.openai.structured_fields import StructuredFields, structured_output
 
 # Fields that go into `SamplingParams` under their own name.
@@ -50,12 +50,9 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(StructuredFields):
+class SamplingFields(RequestFields, StructuredFields):
     """Fields of both routes. `None` is the default of the model, where it states one."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -81,8 +78,6 @@ class SamplingFields(StructuredFields):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(None, max_length=256)
     rid: str | None = Field(None, min_length=1, max_length=128)
     request_id: str | None = Field(None, min_length=1, max_length=128)
     return_token_ids: bool | None = None

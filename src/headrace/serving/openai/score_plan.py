@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.request.messages import Submit
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import ApiError, check_count, invalid, with_names
-from headrace.serving.openai.prompt_field import Prompt
+from headrace.serving.openai.field_types import Prompt
 from headrace.serving.openai.prompt_submits import submits_of
 from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openai.score_request import ScoreRequest
@@ -65,7 +64,7 @@ async def _plan_tokens(service: Service, body: ScoreRequest, name: str) -> Score
     if max(labels) >= size:
         told = f"label_token_ids is {max(labels)}. Allowed: token ids in [0, {size})"
         raise invalid(told, "label_token_ids")
-    submits = await _submits(service, body, name, prompts, params=params)
+    submits = await submits_of(service, body, name, prompts, field="items", params=params)
     return ScorePlan(submits=submits, labels=labels)
 
 
@@ -101,21 +100,8 @@ async def _plan_texts(service: Service, body: ScoreRequest, name: str) -> ScoreP
         )
     prompts = [*first, *second]
     _check_texts(service, prompts)
-    submits = await _submits(service, body, name, prompts, pooling=PoolingParams())
+    submits = await submits_of(
+        service, body, name, prompts, field="text_1", pooling=PoolingParams()
+    )
     pairs = [(place % len(first), len(first) + place) for place in range(len(second))]
     return ScorePlan(submits=submits, pairs=pairs)
-
-
-async def _submits(
-    service: Service, body: ScoreRequest, name: str, prompts: Sequence[Prompt], **options: Any
-) -> list[Submit]:
-    return await submits_of(
-        service,
-        prompts,
-        name,
-        add_special_tokens=body.add_special_tokens is not False,
-        field="text_1" if body.text_1 is not None else "items",
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        **options,
-    )

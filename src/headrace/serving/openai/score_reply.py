@@ -8,9 +8,8 @@ import numpy as np
 
 from headrace.serving.errors import unavailable
 from headrace.serving.generation import Generation
-from headrace.serving.openai.replies import Score, ScoreList, TokenScores
+from headrace.serving.openai.replies import Score, ScoreList, TokenScores, Usage
 from headrace.serving.openai.score_plan import ScorePlan
-from headrace.serving.openai.usage import usage
 
 
 class ScoreReply:
@@ -50,7 +49,7 @@ class ScoreReply:
             created=int(time.time()),
             model=self._model,
             data=[Score(*each) for each in enumerate(scores)],
-            usage=usage(self._generation.prompt_tokens, 0, self._generation.cached_tokens),
+            usage=Usage.of(self._generation.prompt_tokens, 0, self._generation.cached_tokens),
         )
 
     def _of_tokens(self, logprobs: Sequence[Sequence[float]]) -> TokenScores:
@@ -61,7 +60,7 @@ class ScoreReply:
             scores=scores,
             model=self._model,
             created=int(time.time()),
-            usage=usage(self._generation.prompt_tokens, 0, self._generation.cached_tokens),
+            usage=Usage.of(self._generation.prompt_tokens, 0, self._generation.cached_tokens),
         )
 
 

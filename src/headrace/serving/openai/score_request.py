@@ -1,12 +1,9 @@
 """The body of /v1/score: SGLang's (query, items, label_token_ids) or vLLM's (text_1, text_2)."""
 
-from pydantic import BaseModel, ConfigDict
-
-from headrace.serving.openai.field_types import Integers, Texts
-from headrace.serving.openai.prompt_field import PromptField
+from headrace.serving.openai.field_types import Integers, PromptField, RequestFields, Texts
 
 
-class ScoreRequest(BaseModel):
+class ScoreRequest(RequestFields):
     """Either how likely each of some tokens comes behind the query and each item, or how alike
     two texts are.
 
@@ -14,9 +11,6 @@ class ScoreRequest(BaseModel):
     them: one with each of many, or pair by pair.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: str | None = None
     query: str | Integers | None = None
     items: PromptField | None = None
     label_token_ids: Integers | None = None
@@ -24,7 +18,4 @@ class ScoreRequest(BaseModel):
     item_first: bool = False
     text_1: str | Texts | None = None
     text_2: str | Texts | None = None
-    add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     user: str | None = None
