@@ -63,6 +63,23 @@ def test_an_error_comes_after_what_came_before_it() -> None:
     asyncio.run(run())
 
 
+def test_a_failure_that_came_with_tokens_comes_after_them() -> None:
+    async def run() -> None:
+        stream = DeltaStream("r", 2)
+        stream.put(Delta("r", 0, "a", [1], finished=END))
+        for delta in (Delta("r", 1, "b", [2]), Delta("r", 1, "c", [3])):
+            stream.put(delta)
+        failure = Finished("error", message="broke")
+        stream.put(Delta("r", 1, prompt_tokens=3, finished=failure))
+        whole, made, failed = await stream.take()
+        assert (whole.text, whole.finished) == ("a", END)
+        assert (made.text, made.token_ids, made.finished) == ("bc", [2, 3], None)
+        assert (failed.text, failed.token_ids, failed.finished) == ("", [], failure)
+        assert failed.prompt_tokens == 3
+
+    asyncio.run(run())
+
+
 def test_a_waiting_consumer_wakes_for_deltas_and_errors() -> None:
     async def run() -> None:
         stream = DeltaStream("r", 1)

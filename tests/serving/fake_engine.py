@@ -105,6 +105,7 @@ class FakeEngine:
         self.info = INFO
         self.state = "ready"
         self.death = ""
+        self.silent_seconds = 0.0
         self.load = Load(running=1, waiting=2, pages_total=10, pages_free=9)
         self.finished = Finished("stop")
         self.refuse: Callable[[Submit], HeadraceError | None] = lambda submit: None
@@ -146,6 +147,9 @@ class FakeEngine:
                 for index in range(submit.params.n):
                     yield self._delta(submit, place, word, index)
                 if place == self.fail_after:
+                    ending = Finished("error", message="the step broke")
+                    for index in range(submit.params.n):
+                        yield Delta(submit.request_id, index=index, finished=ending)
                     ended = True
                     return
                 await asyncio.sleep(self.pause)
@@ -159,8 +163,6 @@ class FakeEngine:
         is_last = place == len(self.words) - 1
         ids = [ord(character) - 33 if character != " " else 220 for character in word]
         ending = self.finished if is_last else None
-        if place == self.fail_after:
-            ending = Finished("error", message="the step broke")
         prompt = None
         if params.prompt_logprobs is not None and place == 0 and index == 0:
             known = submit.prompt_token_ids[1:]

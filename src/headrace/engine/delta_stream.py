@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from headrace.base.errors import HeadraceError
 from headrace.request.messages import Delta
 
@@ -52,7 +54,8 @@ class DeltaStream:
     # ---- from the consumer
 
     async def take(self) -> list[Delta]:
-        """What is new, at most one delta for each continuation; empty after the last ending.
+        """What is new, one delta for each continuation, and one more where it failed behind what it
+        had made; empty after the last ending.
 
         Raises:
             HeadraceError: the request was refused, or its engine died.
@@ -65,7 +68,7 @@ class DeltaStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         taken, self._pending = self._pending, {}
-        return [merged(deltas) for deltas in taken.values()]
+        return [part for deltas in taken.values() for part in _in_parts(merged(deltas))]
 
     def leave(self) -> None:
         """Nobody consumes any more; what still comes is dropped."""
@@ -102,3 +105,14 @@ def merged(deltas: list[Delta]) -> Delta:
         hidden_states=last.hidden_states,
         routed_experts=last.routed_experts,
     )
+
+
+def _in_parts(delta: Delta) -> tuple[Delta, ...]:
+    """A failure comes after the tokens before it: who hears of it may stop to listen."""
+    if delta.finished is None or delta.finished.reason != "error" or not delta.token_ids:
+        return (delta,)
+    made = msgspec.structs.replace(delta, finished=None)
+    failed = msgspec.structs.replace(
+        delta, text="", token_ids=[], logprobs=None, prompt_logprobs=None
+    )
+    return made, failed

@@ -10,8 +10,6 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
 from headrace.request.outcome import OF_REQUEST, Finished
@@ -73,22 +71,16 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(place of the prompt, what is new of one of its continuations), as they come."""
-        async with aclosing(self._arriving()) as arriving:
-            async for place, delta in arriving:
-                for part in _in_parts(delta):
-                    yield place, self._counted(place, part)
-
-    async def _arriving(self) -> AsyncGenerator[tuple[int, Delta], None]:
         for place, first in enumerate(self._firsts):
-            yield place, first
+            yield place, self._counted(place, first)
         with of_prompt(None):
             if len(self._streams) == 1:
                 async for delta in self._streams[0]:
-                    yield 0, delta
+                    yield 0, self._counted(0, delta)
                 return
             async with aclosing(_merged(self._streams)) as merged:
-                async for each in merged:
-                    yield each
+                async for place, delta in merged:
+                    yield place, self._counted(place, delta)
 
     @property
     def prompt_tokens(self) -> int:
@@ -144,17 +136,6 @@ class Generation:
         elif len(record.finishes) < sum(submit.params.n for submit in self._submits):
             record.finishes.append("disconnect")
         service.end(record)
-
-
-def _in_parts(delta: Delta) -> tuple[Delta, ...]:
-    """A failure that piled up behind tokens comes after them."""
-    if delta.finished is None or delta.finished.reason != "error" or not delta.token_ids:
-        return (delta,)
-    made = msgspec.structs.replace(delta, finished=None)
-    failed = msgspec.structs.replace(
-        delta, text="", token_ids=[], logprobs=None, prompt_logprobs=None
-    )
-    return made, failed
 
 
 def _failure(ending: Finished) -> ApiError:
