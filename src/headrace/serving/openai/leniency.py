@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from headrace.serving.openai.chat_messages import knows_effort
 from headrace.serving.openai.chat_request import ChatRequest
+from headrace.serving.openai.completion_request import CompletionRequest
 from headrace.serving.openai.sampling_fields import SamplingFields
 from headrace.serving.service import Service
 
@@ -24,29 +25,33 @@ def leave_out_unsupported(body: SamplingFields, service: Service) -> None:
     """
     if service.config.refuse_unsupported:
         return
-    left_out = []
+    for name in _left_out(body, service):
+        service.ignored.add(name, _LEFT_OUT)
+
+
+def _left_out(body: SamplingFields, service: Service) -> Iterator[str]:
     if body.stream_options is not None and not body.stream:
         body.stream_options = None
-        left_out.append("stream_options")
-    if getattr(body, "best_of", None) == 0:
-        setattr(body, "best_of", None)  # noqa: B010, only one of the requests has it
-        left_out.append("best_of")
-    for name in ("max_tokens", "max_completion_tokens"):
-        if getattr(body, name, None) == 0 and not getattr(body, "echo", None):
-            setattr(body, name, 1)
-            left_out.append(name)
+        yield "stream_options"
+    if isinstance(body, CompletionRequest) and body.best_of == 0:
+        body.best_of = None
+        yield "best_of"
+    if body.max_tokens == 0 and not (isinstance(body, CompletionRequest) and body.echo):
+        body.max_tokens = 1
+        yield "max_tokens"
     if isinstance(body, ChatRequest):
-        left_out += _leave_out_of_chat(body, service)
+        yield from _left_out_of_chat(body, service)
     if body.logit_bias:
         known = {key: bias for key, bias in body.logit_bias.items() if key.isdecimal()}
         if len(known) < len(body.logit_bias):
             body.logit_bias = known
-            left_out.append("logit_bias")
-    for name in left_out:
-        service.ignored.add(name, _LEFT_OUT)
+            yield "logit_bias"
 
 
-def _leave_out_of_chat(body: ChatRequest, service: Service) -> Iterator[str]:
+def _left_out_of_chat(body: ChatRequest, service: Service) -> Iterator[str]:
+    if body.max_completion_tokens == 0:
+        body.max_completion_tokens = 1
+        yield "max_completion_tokens"
     tokenizer = service.tokenizer
     variables = frozenset[str]() if tokenizer is None else tokenizer.template_variables
     if body.reasoning_effort not in (None, "none") and not knows_effort(variables):
