@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -263,6 +264,28 @@ def test_a_step_that_raises_ends_its_own_sequences(shared: Shared) -> None:
     assert (ending.reason, ending.message) == ("error", "ZeroDivisionError: a step that raises")
     assert after.endings()[0].reason == "length"
     assert shared.run(when_idle(shared.client))["failed_steps"] == 1
+
+
+def test_silence_counts_while_the_engine_owes_an_answer(shared: Shared) -> None:
+    """A process that is stopped, or hangs in a device, ends nothing and says nothing."""
+    pid = shared.client.info.pid
+
+    async def stopped() -> float:
+        await when_idle(shared.client)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert shared.client.silent_seconds == 0.0
+            stream = shared.client.generate(request(params=SHORT))
+            first = asyncio.ensure_future(anext(stream))
+            while not shared.client.silent_seconds:
+                await asyncio.sleep(0.01)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await first
+        assert [delta async for delta in stream]
+        return shared.client.silent_seconds
+
+    assert shared.run(stopped()) == 0.0
 
 
 # ---- controls

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,24 +96,28 @@ def test_killed_in_mid_stream_started_again_and_drained(
 
 
 def test_a_stop_lets_end_what_can_and_aborts_the_rest(llama_folder: Path) -> None:
+    many = replace(LONG, n=8)  # one after the other
+
     async def run() -> tuple[Answer, Answer]:
         client = await EngineClient.start(
             tiny_config(llama_folder, max_running_requests=1), program=FAULTY
         )
         pid = client.info.pid
         first = asyncio.create_task(answer(client, request(params=SHORT)))
-        waits = asyncio.create_task(answer(client, request(params=LONG)))
+        waits = asyncio.create_task(answer(client, request(params=many)))
         while not client.load.running:
             await asyncio.sleep(0)
-        await client.stop(drain_seconds=0.05)
+        stopping = asyncio.create_task(client.stop(drain_seconds=60.0))
+        await first
         await client.stop()
+        await stopping
         assert (client.state, client.death) == ("dead", "it was asked to stop")
         assert is_gone(pid)
         return await first, await waits
 
     first, waits = asyncio.run(asyncio.wait_for(run(), 60))
     assert [ending.reason for ending in first.endings()] == ["length"]
-    (ending,) = waits.endings()
+    (ending,) = waits.endings(many.n - 1)
     assert (ending.reason, ending.message) == ("abort", "the engine was stopped")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import SHORT, request
@@ -55,11 +56,14 @@ class ScriptedLink:
 
 
 def serve(
-    folder: Path, link: ScriptedLink, prepare: Callable[[], bool] | None = None
+    folder: Path,
+    link: ScriptedLink,
+    prepare: Callable[[], bool] | None = None,
+    **options: Any,
 ) -> ScriptedLink:
     """`prepare`: takes the place of the engine's captures in idle moments, of which a CPU has
     none."""
-    engine = make_engine(folder)
+    engine = make_engine(folder, **options)
     if prepare is not None:
         monitored = engine.worker.runner
         monitored.prepare_in_idle = prepare  # type: ignore[method-assign]
@@ -129,6 +133,19 @@ def test_a_turn_is_one_message_with_the_load_after_it(llama_folder: Path) -> Non
     assert (last.running, last.waiting) == (0, 0)
     assert last.pages_free + last.pages_cached == last.pages_total
     assert turns[1].load.running == 4
+
+
+def test_steps_without_news_still_show_life(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of a long prompt, of which the face would hear nothing."""
+    monkeypatch.setattr(loop, "SIGN_SECONDS", 0.0)
+    submit = request([1, 2, 3] * 20, SHORT)
+    link = serve(llama_folder, ScriptedLink([submit], [Stop(60.0)]), chunked_prefill_size=16)
+    signs = [len(message.deltas) for message in link.sent if isinstance(message, Turn)]
+    assert signs[:4] == [1, 0, 0, 0]
+    idle = serve(llama_folder, ScriptedLink([], [Stop(60.0)]))
+    assert not [message for message in idle.sent if isinstance(message, Turn)]
 
 
 def test_graphs_are_captured_one_by_one_while_nobody_asks_for_anything(llama_folder: Path) -> None:

@@ -20,10 +20,21 @@ def test_health_says_the_state(http, engine, service) -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == state
     assert "killed" in answer.json()["error"]["message"]
-    engine.state = "ready"
+    engine.state, engine.death = "ready", ""
     service.is_draining = True
     assert http.get("/health").status_code == 503
     assert http.get("/ping").status_code == 200
+
+
+def test_an_engine_that_hangs_is_told_until_it_shows_life(http, engine, service) -> None:
+    engine.silent_seconds = service.config.stall_seconds + 1
+    for answer in (http.get("/health"), http.post("/v1/completions", json={"prompt": "a"})):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stalled")
+        assert "no life for 301 s" in answer.json()["error"]["message"]
+    assert 'headrace:up{model_name="tiny"} 0.0' in http.get("/metrics").text
+    engine.silent_seconds = 0.0
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/below/v1/completions"])

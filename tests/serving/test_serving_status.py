@@ -104,7 +104,7 @@ def test_a_dead_engine_leaves_what_was_known(http, engine, service) -> None:
     http.get("/status.json")
     engine.state, engine.death = "dead", "killed"
     told = http.get("/status.json").json()
-    assert (told["state"], told["death"]) == ("dead", "killed")
+    assert (told["state"], told["trouble"]) == ("dead", "killed")
     assert len(told["steps"]["rows"]) == 2
     assert told["steps"]["are_new"] is False
     service.engine = None

@@ -1,6 +1,7 @@
 """The engine in a process of its own, as an asyncio program sees it."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import count
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from headrace.request.messages import (
     StartFailed,
     Stop,
     Submit,
+    ToEngine,
     Turn,
 )
 
@@ -61,6 +63,7 @@ class EngineClient:
         self._dead = asyncio.Event()  # for good
         self._streams: dict[str, DeltaStream] = {}
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._silent_since: float | None = None  # when it was last heard, or asked after its rest
         self._call_ids = count()
 
     @classmethod
@@ -91,6 +94,12 @@ class EngineClient:
         assert self._info is not None, "`start` waits for it"
         return self._info
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing was heard of the engine although it owes an answer. While it works it
+        shows life between any two steps, so this is about the length of the longest one."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+
     # ---- requests
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
@@ -117,7 +126,7 @@ class EngineClient:
         """End requests; each gets its ending, "abort". Unknown ones are left alone."""
         known = [request_id for request_id in request_ids if request_id in self._streams]
         if known:
-            self._present_child().send(Abort(known))
+            self._send(Abort(known))
 
     async def control(self, name: str, **arguments: Any) -> dict[str, Any]:
         """Call one of `stats`, `steps`, `explain`, `flush_cache`, `start_profile`, `stop_profile`,
@@ -134,7 +143,7 @@ class EngineClient:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         try:
-            self._present_child().send(Control(call_id, name, arguments))
+            self._send(Control(call_id, name, arguments))
             return await answer
         finally:
             self._calls.pop(call_id, None)
@@ -206,6 +215,11 @@ class EngineClient:
         assert self._child is not None, "there is a child while the state says so"
         return self._child
 
+    def _send(self, message: ToEngine) -> None:
+        self._present_child().send(message)
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+
     def _check_state(self, allowed: tuple[State, ...] = ("ready",)) -> None:
         if self.state in allowed:
             return
@@ -221,7 +235,7 @@ class EngineClient:
         if request_id in self._streams:
             raise RequestError(f"Request id {request_id!r} is in flight already")
         try:
-            self._present_child().send(submit)
+            self._send(submit)
         except (ValueError, OverflowError, TypeError) as error:  # half a character, 2**70
             raise RequestError("The request cannot be sent on", why=str(error)) from error
         stream = DeltaStream(request_id, submit.params.n)
@@ -233,7 +247,7 @@ class EngineClient:
         no later request of that id gets this one's ending."""
         stream.leave()
         if not stream.is_complete:
-            self._present_child().send(Abort([stream.request_id]))
+            self._send(Abort([stream.request_id]))
 
     # ---- from the child
 
@@ -256,9 +270,11 @@ class EngineClient:
             self._settle_start(None)
         elif isinstance(message, StartFailed):
             self._settle_start(message.failure.error())
+        owes = bool(self._streams or self._calls)
+        self._silent_since = time.monotonic() if owes else None
 
     def _answer(self, reply: ControlReply) -> None:
-        answer = self._calls.get(reply.call_id)
+        answer = self._calls.pop(reply.call_id, None)
         if answer is None or answer.done():
             return  # who asked has gone
         if reply.failure is not None:
@@ -286,6 +302,7 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(_died("The engine ended before it answered", reason))
         self._streams.clear()
+        self._silent_since = None
         self.load = Load()
         if self.state == "starting":
             self._settle_start(EngineDeadError("The engine ended before it was ready", why=reason))

@@ -67,6 +67,9 @@ class ServerConfig:
         "exit (for a supervisor to restart) or restart the engine",
         one_of("exit", "restart"),
     )
+    stall_seconds: int = option(
+        300, "silence of a busy engine after which requests are answered 503", whole(1, MAX_INT32)
+    )
     ping_seconds: int = option(
         5, "silence of a stream after which it gets a comment line", whole(1, 3600)
     )

@@ -73,10 +73,23 @@ class Service:
 
     @property
     def state(self) -> str:
-        """starting, ready, draining or dead."""
+        """starting, ready, stalled, draining or dead."""
         if self.is_draining:
             return "draining"
-        return "starting" if self.engine is None else self.engine.state
+        if self.engine is None:
+            return "starting"
+        return "stalled" if self._is_stalled(self.engine) else self.engine.state
+
+    def _is_stalled(self, engine: EngineClient) -> bool:
+        return engine.state == "ready" and engine.silent_seconds > self.config.stall_seconds
+
+    @property
+    def trouble(self) -> str:
+        """Why the engine is dead or stalled, in words; empty while it is neither."""
+        engine = self.engine
+        if engine is not None and self._is_stalled(engine):
+            return f"it has work, and showed no life for {engine.silent_seconds:.0f} s"
+        return "" if engine is None else engine.death
 
     @property
     def info(self) -> EngineInfo:
@@ -105,7 +118,7 @@ class Service:
         """The engine, for a request that is about to be sent.
 
         Raises:
-            ApiError: 503 while it starts, drains or is dead, or when the queue is full.
+            ApiError: 503 while it starts, hangs, drains or is dead, or when the queue is full.
         """
         engine = self.started_engine
         state = self.state
@@ -114,7 +127,9 @@ class Service:
         if state == "starting":
             raise unavailable("The engine is starting again", "starting", retry_after=5)
         if state == "dead":
-            raise unavailable(f"The engine is dead: {engine.death}", "engine_dead", retry_after=5)
+            raise unavailable(f"The engine is dead: {self.trouble}", "engine_dead", retry_after=5)
+        if state == "stalled":
+            raise unavailable(f"The engine is stalled: {self.trouble}", "stalled", retry_after=5)
         if len(self.waiting) >= self.config.max_queued_requests:
             raise unavailable(
                 f"{len(self.waiting)} requests wait already, as many as max_queued_requests allows",

@@ -31,6 +31,7 @@ log = get_logger(__name__)
 # one grants nothing.
 SIGNAL_DRAIN_SECONDS = math.inf
 QUIET_SECONDS = 0.1  # after a request: the next one often comes within a moment
+SIGN_SECONDS = 5.0  # of work without news, after which the face is told that it goes on
 GRAMMAR_SECONDS = 0.005  # between two looks at grammars that are being compiled, when idle
 ABORTED = "aborted by the caller"
 STOPPED = "the engine was stopped"
@@ -52,6 +53,7 @@ class ServingLoop:
         self._news: list[Delta] = []
         self._deadline: float | None = None  # of the drain
         self._signals = 0
+        self._told_at = time.monotonic()
         self._is_prepared = False  # every graph that idle moments are for is captured
         self._is_quiet = True  # no step for so long that a capture is unlikely to be in the way
 
@@ -150,9 +152,13 @@ class ServingLoop:
         self._send_news()
 
     def _send_news(self) -> None:
-        if self._news:
+        if self._news or self._owes_a_sign():
             self._link.send(Turn(self._news, self._engine.load()))
-            self._news = []
+            self._news, self._told_at = [], time.monotonic()
+
+    def _owes_a_sign(self) -> bool:
+        """Chunks of a long prompt bring no news, and silence looks like an engine that hangs."""
+        return self._has_requests() and time.monotonic() - self._told_at >= SIGN_SECONDS
 
     # ---- the end
 

@@ -43,8 +43,8 @@ async def health(service: Annotated[Service, Depends(service_of)]) -> Any:
     state = service.state
     if state == "ready":
         return {"status": "ok"}
-    death = service.engine.death if service.engine is not None else ""
-    told = f"The server is {state}" + (f": {death}" if state == "dead" else "")
+    trouble = service.trouble
+    told = f"The server is {state}" + (f": {trouble}" if trouble else "")
     return unavailable(told, state).response()
 
 

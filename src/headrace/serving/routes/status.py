@@ -41,7 +41,7 @@ async def status(
         "version": __version__,
         "models": service.model_names,
         "state": service.state,
-        "death": "" if engine is None else engine.death,
+        "trouble": service.trouble,
         "now": time.time(),
         "started": service.started,
         "in_flight": len(service.in_flight),
