@@ -1,13 +1,12 @@
 """`headrace chat`."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import RequestError, TooLongError
+from headrace.base.errors import ConfigError, RequestError, TooLongError
 from headrace.cli.main import main
-from headrace.cli.start import check_chats
-from headrace.config.engine_config import EngineConfig
 from headrace.testing.tiny_models import write_tiny_model
 
 
@@ -142,7 +141,20 @@ def test_a_base_model_is_refused_before_its_weights_are_read(
     assert f"headrace generate {model} -p TEXT" in shown
 
 
-def test_a_model_with_a_chat_template_passes(tmp_path) -> None:
+def test_a_hub_is_asked_once_for_a_model_with_a_chat_template(tmp_path, monkeypatch) -> None:
     model = write_tiny_model(tmp_path, "llama")
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    check_chats(EngineConfig(model=str(model)))
+    asked, loaded = [], []
+
+    def resolve(name: str, revision: str | None, *, weights: bool) -> Path:
+        asked.append((name, revision))
+        return model
+
+    def load(self, model: str, **_: object) -> None:
+        loaded.append(model)
+        raise ConfigError("loaded")
+
+    monkeypatch.setattr("headrace.checkpoint.names.resolve_hub_model", resolve)
+    monkeypatch.setattr("headrace.llm.LLM.__init__", load)
+    assert main(["chat", "owner/name", "--revision", "v1"]) == 2
+    assert (asked, loaded) == ([("owner/name", "v1")], [str(model)])

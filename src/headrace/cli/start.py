@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import RequestError
@@ -22,24 +23,29 @@ def start(arguments: argparse.Namespace, *, chats: bool = False) -> "LLM":
         HeadraceError: an option is out of range, or the model cannot be served.
     """
     config = engine_config(arguments)  # out-of-range values show before torch is imported
-    if chats:
-        check_chats(config)
+    model = chat_model(config) if chats else config.model
     from headrace.llm import LLM
     from headrace.runner.report import summary
 
-    llm = LLM(config.model, show_progress=sys.stderr.isatty(), **engine_options(config))
+    llm = LLM(model, show_progress=sys.stderr.isatty(), **engine_options(config))
     print(f"{config.model} on {summary(llm.explain())}", file=sys.stderr, flush=True)
     return llm
 
 
-def check_chats(config: EngineConfig) -> None:
-    """Raises `RequestError` for a model without chat template, before its weights are read."""
-    from headrace.checkpoint import open_tokenizer
+def chat_model(config: EngineConfig) -> str:
+    """The path of a model that has a chat template, so that a hub is asked for it once.
 
-    source = open_tokenizer(config)
+    Raises:
+        RequestError: it has none; its weights are not read.
+    """
+    from headrace.checkpoint import open_tokenizer, resolve_model
+
+    path = str(resolve_model(config.model, config.revision))
+    source = open_tokenizer(replace(config, model=path))
     if source is None or not source.chat_template:
         raise RequestError(
             f"{config.model} has no chat template",
             why="it was not trained to answer",
             remedy=f"Use headrace generate {config.model} -p TEXT, without --chat",
         )
+    return path
