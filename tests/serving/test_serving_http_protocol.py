@@ -19,10 +19,10 @@ END = b"connection: close\r\n\r\n"
 
 
 @pytest.fixture
-def say(make_service: Callable[..., Service]) -> Callable[..., tuple[int, Any]]:
-    """Send bytes to a server and read until it hangs up: (status, body) of the last answer."""
+def hear(make_service: Callable[..., Service]) -> Callable[..., bytes]:
+    """Send bytes to a server and read until it hangs up."""
 
-    async def talk(parts: tuple[bytes, ...]) -> tuple[int, Any]:
+    async def talk(parts: tuple[bytes, ...]) -> bytes:
         config = uvicorn.Config(
             make_app(make_service()), http=BoundedHttp, port=0, log_config=None, lifespan="off"
         )
@@ -36,15 +36,24 @@ def say(make_service: Callable[..., Service]) -> Callable[..., tuple[int, Any]]:
             for part in parts:
                 writer.write(part)
                 await asyncio.sleep(0.01)
-            answers = await asyncio.wait_for(reader.read(), 10)
+            return await asyncio.wait_for(reader.read(), 10)
         finally:
             writer.close()
             server.should_exit = True
             await serving
-        *_, last = answers.split(b"HTTP/1.1 ")
-        return int(last[:3]), json.loads(last.partition(b"\r\n\r\n")[2])
 
     return lambda *parts: asyncio.run(talk(parts))
+
+
+@pytest.fixture
+def say(hear: Callable[..., bytes]) -> Callable[..., tuple[int, Any]]:
+    """The same; (status, body) of the last answer."""
+
+    def last_of(*parts: bytes) -> tuple[int, Any]:
+        *_, last = hear(*parts).split(b"HTTP/1.1 ")
+        return int(last[:3]), json.loads(last.partition(b"\r\n\r\n")[2])
+
+    return last_of
 
 
 def test_requests_on_one_connection_are_counted_each(say) -> None:
@@ -102,3 +111,16 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(say, asked: bytes
         + body
     )
     assert (status, told["choices"][0]["text"]) == (200, "a")
+
+
+def test_a_client_of_the_old_protocol_gets_no_chunks(hear, say) -> None:
+    """It would take their lengths for parts of the stream."""
+    body = b'{"prompt": "a", "stream": true}'
+    old = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"content-length: %d\r\n" % len(body)
+    head, _, events = hear(old + b"connection: keep-alive\r\n\r\n" + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"\r\nconnection: close" in head
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+    assert b"\r" not in events
+    assert say(HEALTH.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n") == (200, {"status": "ok"})

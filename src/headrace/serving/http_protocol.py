@@ -1,4 +1,5 @@
-"""uvicorn's HTTP/1.1 with bounds on what comes before a request is one, and our shape of errors.
+"""uvicorn's HTTP with bounds on what comes before a request is one, our shape of errors, and no chunks
+for clients of HTTP/1.0.
 
 The parser itself takes heads of any length and waits for their end for ever: each connection could
 hold any amount of memory, and a descriptor for good.
@@ -9,6 +10,7 @@ import re
 from http import HTTPStatus
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.serving.errors import ApiError
@@ -23,6 +25,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.app: Any = WithoutChunks(self.app)
         self._head_bytes = 0
         self._is_head = True
         self._deadline: asyncio.TimerHandle | None = None
@@ -87,6 +90,36 @@ class BoundedHttp(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class WithoutChunks:
+    """Answers a client of HTTP/1.0, which knows no chunks, by a body that ends as the connection
+    does, where its length is not known before."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("http_version") != "1.0":
+            await self._app(scope, receive, send)
+            return
+        cycle: Any = send.__self__  # type: ignore[attr-defined]  # uvicorn's, of this answer
+        is_sized = True
+
+        async def send_plain(message: Message) -> None:
+            nonlocal is_sized
+            if message["type"] == "http.response.start":
+                is_sized = any(name == b"content-length" for name, _ in message["headers"])
+                if not is_sized:
+                    cycle.chunked_encoding = False
+            elif not is_sized:
+                while cycle.flow.write_paused and not cycle.disconnected:
+                    await cycle.flow.drain()
+                # Nobody else sends between this line and the next, which no longer waits.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_plain)
 
 
 def _without_upgrade(data: bytes) -> bytes:
