@@ -1,8 +1,11 @@
-"""Checkpoints that transformers wrote, and its own hidden states to hold ours against."""
+"""Checkpoints that transformers wrote, its own hidden states to hold ours against, and requests."""
 
+import random
 from pathlib import Path
+from typing import Any
 
 import torch
+from tiny_engine import make_engine
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -15,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from headrace.engine.engine import Engine
 from headrace.engine.outputs import CompletionOutput, RequestOutput
 from headrace.request.sampling_params import SamplingParams
 
@@ -47,7 +51,38 @@ MODELS = {
     ),
 }
 NUM_LAYERS = 3
+EVERY = tuple(range(NUM_LAYERS + 1))
 TOLERANCE = 1e-4
+
+
+def asking(states: str, layers: tuple[int, ...] = (-1,), **options: Any) -> SamplingParams:
+    settings: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "seed": 3}
+    return SamplingParams(
+        return_hidden_states=states, hidden_state_layers=layers, **(settings | options)
+    )
+
+
+PLAIN = SamplingParams(max_tokens=9, ignore_eos=True, seed=3)
+MIXED = [
+    asking("last"),
+    asking("all", temperature=0),
+    PLAIN,
+    asking("last", (0, 2), n=3),
+    asking("final", (2, -1)),
+    asking("all", EVERY),
+    asking("all", (-1, 1), n=2),
+    asking("last", max_tokens=1),
+    asking("all", (1,), max_tokens=1),
+]
+LENGTHS = (1, 16, 33, 5, 13, 50, 17, 40, 21)
+
+
+def prompts() -> list[list[int]]:
+    """One for each of `MIXED`; three begin alike."""
+    draw = random.Random(7)
+    lists = [[draw.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+    lists[5][:30] = lists[7][:30] = lists[2][:30]
+    return lists
 
 
 def write_model(family: str, folder: Path) -> Path:
@@ -101,3 +136,8 @@ class Reference:
         assert found.states.dtype == torch.float32
         difference = (found.states - expected).abs().max().item()
         assert difference <= TOLERANCE, f"differs by {difference}"
+
+
+def engine_of(reference: Reference, **options: Any) -> Engine:
+    settings: dict[str, Any] = {"load_format": "auto", "cpu_graph": "off"}
+    return make_engine(reference.folder, **(settings | options))
