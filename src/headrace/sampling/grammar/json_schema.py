@@ -17,12 +17,11 @@ from headrace.sampling.grammar.json_schema_values import (
     are_disjoint,
     check_counts,
     check_numbers,
-    check_string,
-    form_in_their_terms,
+    checked_pattern,
     kind_of,
     refused,
+    string_in_their_terms,
 )
-from headrace.sampling.grammar.regex_text import checked_regex
 
 MAX_DEPTH = 64
 MAX_NODES = 5_000
@@ -160,13 +159,11 @@ class _Checker:
             return {}
         out: dict[str, Any] = {"type": kinds[0] if len(kinds) == 1 else kinds}
         if "string" in kinds:
-            check_string(keywords, at)
+            string_in_their_terms(keywords, self._within_text, at)
         if "integer" in kinds or "number" in kinds:
             check_numbers(keywords, kinds, at)
         out |= {key: value for key, value in keywords.items() if not isinstance(value, dict | list)}
         out.pop("uniqueItems", None)
-        if "string" in kinds:
-            form_in_their_terms(out, self._within_text, at)
         if "array" in kinds:
             out |= self._array(keywords, at)
         if "object" in kinds:
@@ -241,12 +238,10 @@ class _Checker:
                 raise refused(at, "patternProperties is supported with one pattern")
             if "propertyNames" in keywords or any(keywords[name] is not False for name in further):
                 raise refused(at, "patternProperties cannot be combined with other names")
-            for pattern in patterns:
-                check_string({"pattern": pattern}, at)
-            schemas = self._map(patterns, (*at, "patternProperties"))
-            out["patternProperties"] = {
-                checked_regex(pattern, in_json=True): schema for pattern, schema in schemas.items()
-            }
+            ((pattern, schema),) = patterns.items()
+            checked = checked_pattern(pattern, at)
+            node = self._node(schema, (*at, "patternProperties", pattern))
+            out["patternProperties"] = {checked: node}
         if "propertyNames" in keywords:
             names = self._node(keywords["propertyNames"], (*at, "propertyNames"))
             if not set(names) <= {"type", "pattern", "minLength", "maxLength", "enum"}:

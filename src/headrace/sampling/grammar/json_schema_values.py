@@ -97,8 +97,13 @@ def kind_of(value: Any) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def check_string(keywords: Mapping[str, Any], at: Pointer) -> None:
-    """xgrammar holds a string to its pattern, its format or its lengths: to one of them."""
+def string_in_their_terms(keywords: dict[str, Any], within_text: bool, at: Pointer) -> None:
+    """Check the form of a string and write it in xgrammar's terms, which holds a string to its
+    pattern, its format or its lengths: to one of them.
+
+    Within a text lengths become a pattern: by itself xgrammar lets control characters into strings
+    with lengths, and where the answer is more than JSON nothing else keeps them out.
+    """
     check_counts(keywords, ("minLength", "maxLength"), at)
     lengths = {"minLength", "maxLength"} & set(keywords)
     forms = [name for name in ("pattern", "format") if name in keywords]
@@ -110,25 +115,22 @@ def check_string(keywords: Mapping[str, Any], at: Pointer) -> None:
             f"format {shown(keywords['format'])} is not one of {', '.join(sorted(FORMATS))}",
         )
     if "pattern" in keywords:
-        if not isinstance(keywords["pattern"], str):
-            raise refused(at, "pattern is no string")
-        try:
-            checked_regex(keywords["pattern"], in_json=True)
-        except RequestError as error:
-            raise refused(at, f"the pattern {shown(keywords['pattern'])}: {error.why}") from error
-
-
-def form_in_their_terms(keywords: dict[str, Any], within_text: bool, at: Pointer) -> None:
-    """Write the pattern of a string in xgrammar's terms; within a text its lengths as a pattern:
-    by itself xgrammar lets control characters into strings with lengths, and where the answer is
-    more than JSON nothing else keeps them out."""
-    if "pattern" in keywords:
-        keywords["pattern"] = checked_regex(keywords["pattern"], in_json=True)
-    if within_text and {"minLength", "maxLength"} & set(keywords):
+        keywords["pattern"] = checked_pattern(keywords["pattern"], at)
+    if within_text and lengths:
         low, high = keywords.pop("minLength", 0), keywords.pop("maxLength", "")
         if max(low, high or 0) > MAX_LENGTH_WITHIN_TEXT:
             raise refused(at, f"within a text lengths go up to {MAX_LENGTH_WITHIN_TEXT}")
         keywords["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{low},{high}}}$'
+
+
+def checked_pattern(pattern: Any, at: Pointer) -> str:
+    """A pattern of strings in xgrammar's terms."""
+    if not isinstance(pattern, str):
+        raise refused(at, "pattern is no string")
+    try:
+        return checked_regex(pattern, in_json=True)
+    except RequestError as error:
+        raise refused(at, f"the pattern {shown(pattern)}: {error.why}") from error
 
 
 def check_numbers(keywords: dict[str, Any], kinds: list[str], at: Pointer) -> None:
