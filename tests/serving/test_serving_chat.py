@@ -132,6 +132,7 @@ def test_max_completion_tokens_goes_before_max_tokens(http, engine) -> None:
             "<user>a\nb</s><assistant>",
         ),
         ([{"role": "developer", "content": "d"}], {}, "<system>d</s><assistant>"),
+        ([{"role": "critic", "content": "d"}], {}, "<critic>d</s><assistant>"),
         (HELLO, {"add_generation_prompt": False}, "<user>Hello</s>"),
         (
             [*HELLO, {"role": "assistant", "content": "Hi"}],
@@ -187,6 +188,9 @@ def test_token_ids_when_asked(http) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "a"}]}, "messages.0.role"),
+        ({"messages": [*HELLO, {"role": "assistent", "content": "a"}]}, "did you mean assistant?"),
+        ({"messages": [{"role": "USER", "content": "a"}]}, "did you mean user?"),
+        ({"messages": [{"role": "usr", "content": "a"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text only"),
         ({"top_logprobs": 3}, "needs logprobs: true"),

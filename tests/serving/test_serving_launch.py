@@ -211,7 +211,7 @@ def test_who_says_half_a_thing_holds_up_no_end(run, monkeypatch, caplog, said: b
 
 
 def test_connections_are_kept_for_longer_than_proxies_keep_them(make_service) -> None:
-    assert launch._uvicorn_config(make_service()).timeout_keep_alive > 60
+    assert launch._uvicorn_config(make_service()).timeout_keep_alive > 600
 
 
 def test_the_engines_death_ends_it(run, caplog) -> None:

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP with bounds on what comes before a request is one, our shape of errors, and no chunks
-for clients of HTTP/1.0.
+"""uvicorn's HTTP with bounds on what comes before a request is one, our shape of errors, and no
+chunks for clients of HTTP/1.0.
 
 The parser itself takes heads of any length and waits for their end for ever: each connection could
 hold any amount of memory, and a descriptor for good.

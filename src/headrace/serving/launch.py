@@ -36,9 +36,9 @@ log = get_logger(__name__)
 
 OK, ENGINE_DIED = 0, 1
 _GRACE_SECONDS = 5  # after the drain, for aborted requests to be told so
-# Proxies keep connections for up to 60 s as a rule, clients for less: who keeps one longer than the
-# other sends requests into a connection that is just being closed.
-_KEEP_ALIVE_SECONDS = 75
+# Proxies keep connections for 60 s as a rule, those written in Go for 90 or 120, Google's for 600:
+# who keeps one longer than the other sends requests into a connection that is just being closed.
+_KEEP_ALIVE_SECONDS = 620
 _AT_ONCE_SECONDS = 1  # after a second signal, for an engine that may hang, and for last words
 _LOOK_SECONDS = 0.05  # between two looks at what still runs
 
