@@ -17,7 +17,7 @@ Config = Mapping[str, Any]
 def whole(config: Config, key: str, default: int | None = None) -> int:
     """A positive whole number; null and a missing key give `default`, an error without one."""
     value = optional_whole(config, key)
-    return _required(config, key, default if value is None else value, "a positive whole number")
+    return _required(key, default if value is None else value, "a positive whole number")
 
 
 def optional_whole(config: Config, key: str) -> int | None:
@@ -35,7 +35,7 @@ def optional_whole(config: Config, key: str) -> int | None:
 def number(config: Config, key: str, default: float | None = None) -> float:
     """A finite positive number; null and a missing key give `default`, an error without one."""
     value = optional_number(config, key)
-    return _required(config, key, default if value is None else value, "a positive number")
+    return _required(key, default if value is None else value, "a positive number")
 
 
 def optional_number(config: Config, key: str) -> float | None:
@@ -61,7 +61,7 @@ def text(config: Config, key: str, default: str | None = None) -> str:
     value = config.get(key)
     if value is not None and not isinstance(value, str):
         raise _wrong(config, key, "a string")
-    return _required(config, key, default if value is None else value, "a string")
+    return _required(key, default if value is None else value, "a string")
 
 
 def numbers(config: Config, key: str) -> tuple[float, ...] | None:
@@ -101,7 +101,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _required(config: Config, key: str, value: T | None, expectation: str) -> T:
+def _required(key: str, value: T | None, expectation: str) -> T:
     if value is None:
         raise CheckpointError(
             f"The model's config has no {key}",

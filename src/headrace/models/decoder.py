@@ -7,7 +7,6 @@ families is in the traits, and in the block where the wiring differs.
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,28 +41,6 @@ class StreamTap:
     layer: LayerTap
     embedding: EmbeddingTap | None = None
     layers: Container[int] | None = None
-
-
-class CausalLM(Protocol):
-    """A model as the runner sees it."""
-
-    traits: ModelTraits
-
-    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """input_ids, positions [T] int64 -> hidden states [T, H] after the last norm."""
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> [n, V] float32, final soft cap applied."""
-        ...
-
-    def attention_layers(self) -> list[SelfAttention]:
-        """In the order of the layers; assembly binds each to the pool of its KV group."""
-        ...
-
-    def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that may be there and are not needed."""
-        ...
 
 
 class PreNormBlock(nn.Module):

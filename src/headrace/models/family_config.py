@@ -7,6 +7,7 @@ from headrace.base.errors import CheckpointError, UnsupportedError
 from headrace.config.persona import AttentionTraits, LayerTraits, ModelTraits, RopeTraits
 from headrace.layers.mlp import activation
 from headrace.models import config_reader as read
+from headrace.models.rope_config import context_length, read_rope, rope_section
 
 DTYPES = ("float32", "bfloat16", "float16")
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -91,8 +92,8 @@ def read_traits(
     family: str,
     attention: AttentionTraits,
     layers: tuple[LayerTraits, ...],
-    ropes: dict[str, RopeTraits],
-    max_position: int,
+    ropes: dict[str, RopeTraits] | None = None,
+    max_position: int | None = None,
     tied: bool = False,
     act_key: str = "hidden_act",
     **more: Any,
@@ -100,6 +101,8 @@ def read_traits(
     """The fields that every family reads alike; `more` are further fields of `ModelTraits`.
 
     Args:
+        ropes: by name; one for all layers if None.
+        max_position: length of the context; what that one rope was made for if None.
         tied: whether head and embedding share weights when the config does not say.
         act_key: name of the activation's key.
     """
@@ -111,6 +114,10 @@ def read_traits(
         )
     act = read.text(config, act_key, "silu")
     activation(act)  # refuses an unknown one before any weight is read
+    if ropes is None:
+        ropes = {"default": read_rope(config, rope_section(config), head_dim=attention.head_dim)}
+    if max_position is None:
+        max_position = context_length(ropes["default"])
     return ModelTraits(
         family=family,
         hidden_size=read.whole(config, "hidden_size"),

@@ -5,7 +5,6 @@ from typing import Any
 
 from headrace.config.persona import ModelTraits
 from headrace.models import config_reader as read
-from headrace.models.decoder import CausalDecoder
 from headrace.models.family_config import (
     FULL,
     SLIDING,
@@ -14,13 +13,8 @@ from headrace.models.family_config import (
     read_traits,
     read_window,
 )
-from headrace.models.rope_config import context_length, read_rope, rope_section
 
 MISTRAL_WINDOW = 4096  # transformers' value for a config that has no key; null means no window
-
-
-class LlamaForCausalLM(CausalDecoder):
-    """Pre-norm blocks; biases, head size and tying as the config says."""
 
 
 def llama_traits(config: Mapping[str, Any]) -> ModelTraits:
@@ -37,7 +31,6 @@ def mistral_traits(config: Mapping[str, Any]) -> ModelTraits:
 def _traits(config: Mapping[str, Any], *, family: str, window: int | None) -> ModelTraits:
     bias = read.flag(config, "attention_bias", False)
     attention = read_heads(config, qkv_bias=bias, output_bias=bias)
-    rope = read_rope(config, rope_section(config), head_dim=attention.head_dim)
     layers = read.whole(config, "num_hidden_layers")
     kind = FULL if window is None else SLIDING
     return read_traits(
@@ -47,7 +40,5 @@ def _traits(config: Mapping[str, Any], *, family: str, window: int | None) -> Mo
         layers=read_layers(
             {"num_hidden_layers": layers}, window=window, default_kinds=[kind] * layers
         ),
-        ropes={"default": rope},
-        max_position=context_length(rope),
         mlp_bias=read.flag(config, "mlp_bias", False),
     )

@@ -5,7 +5,6 @@ from typing import Any
 
 from headrace.config.persona import LayerTraits, ModelTraits
 from headrace.models import config_reader as read
-from headrace.models.decoder import CausalDecoder
 from headrace.models.family_config import (
     FULL,
     SLIDING,
@@ -14,38 +13,23 @@ from headrace.models.family_config import (
     read_traits,
     read_window,
 )
-from headrace.models.rope_config import context_length, read_rope, rope_section
 
 # transformers' values for a config that has no key
 WINDOW, FIRST_WINDOW_LAYER = 4096, 28
 
 
-class Qwen2ForCausalLM(CausalDecoder):
-    """Pre-norm blocks with biased q, k, v."""
-
-
 def qwen2_traits(config: Mapping[str, Any]) -> ModelTraits:
     """Config keys of Qwen2ForCausalLM."""
-    attention = read_heads(config, qkv_bias=True)
-    rope = read_rope(config, rope_section(config), head_dim=attention.head_dim)
     return read_traits(
         config,
         family="qwen2",
-        attention=attention,
+        attention=read_heads(config, qkv_bias=True),
         layers=qwen_layers(config),
-        ropes={"default": rope},
-        max_position=context_length(rope),
     )
 
 
 def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerTraits, ...]:
-    """Layers from `max_window_layers` on slide, but only if `use_sliding_window` says so.
-
-    Most published configs carry a window that they do not use.
-    """
-    window = None
-    if read.flag(config, "use_sliding_window", False):
-        window = read_window(config, WINDOW)
+    """Layers from `max_window_layers` on slide, where a window is used."""
     # 0 is a real value here: every layer slides
     first = config.get("max_window_layers")
     first = 0 if first == 0 else read.whole(config, "max_window_layers", FIRST_WINDOW_LAYER)
@@ -53,4 +37,12 @@ def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerTraits, ...]:
         SLIDING if index >= first else FULL
         for index in range(read.whole(config, "num_hidden_layers"))
     ]
-    return read_layers(config, window=window, default_kinds=kinds)
+    return read_layers(config, window=qwen_window(config), default_kinds=kinds)
+
+
+def qwen_window(config: Mapping[str, Any]) -> int | None:
+    """The window where `use_sliding_window` says that it is used.
+
+    Most published configs carry one that they do not use.
+    """
+    return read_window(config, WINDOW) if read.flag(config, "use_sliding_window", False) else None

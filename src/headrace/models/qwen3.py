@@ -5,14 +5,8 @@ from typing import Any
 
 from headrace.config.persona import ModelTraits
 from headrace.models import config_reader as read
-from headrace.models.decoder import CausalDecoder
 from headrace.models.family_config import read_heads, read_traits
 from headrace.models.qwen2 import qwen_layers
-from headrace.models.rope_config import context_length, read_rope, rope_section
-
-
-class Qwen3ForCausalLM(CausalDecoder):
-    """Pre-norm blocks with normed q and k."""
 
 
 def qwen3_traits(config: Mapping[str, Any]) -> ModelTraits:
@@ -21,12 +15,9 @@ def qwen3_traits(config: Mapping[str, Any]) -> ModelTraits:
     attention = read_heads(
         config, default_head_dim=128, qk_norm=True, qkv_bias=bias, output_bias=bias
     )
-    rope = read_rope(config, rope_section(config), head_dim=attention.head_dim)
     return read_traits(
         config,
         family="qwen3",
         attention=attention,
         layers=qwen_layers(config),
-        ropes={"default": rope},
-        max_position=context_length(rope),
     )

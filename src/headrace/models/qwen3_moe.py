@@ -7,22 +7,14 @@ from typing import Any
 from headrace.base.errors import CheckpointError
 from headrace.config.persona import LayerTraits, ModelTraits, MoeTraits
 from headrace.models import config_reader as read
-from headrace.models.decoder import CausalDecoder
 from headrace.models.family_config import (
     FULL,
     SLIDING,
     read_heads,
     read_layers,
     read_traits,
-    read_window,
 )
-from headrace.models.rope_config import context_length, read_rope, rope_section
-
-WINDOW = 4096  # transformers' value for a config that uses a window and names none
-
-
-class Qwen3MoeForCausalLM(CausalDecoder):
-    """Pre-norm blocks with normed q and k, and experts in most layers."""
+from headrace.models.qwen2 import qwen_window
 
 
 def qwen3_moe_traits(config: Mapping[str, Any]) -> ModelTraits:
@@ -33,16 +25,12 @@ def qwen3_moe_traits(config: Mapping[str, Any]) -> ModelTraits:
     """
     bias = read.flag(config, "attention_bias", False)
     attention = read_heads(config, qk_norm=True, qkv_bias=bias, output_bias=bias)
-    rope = read_rope(config, rope_section(config), head_dim=attention.head_dim)
-    moe = read_experts(config)
     return read_traits(
         config,
         family="qwen3_moe",
         attention=attention,
-        layers=_layers(config, moe),
-        ropes={"default": rope},
-        max_position=context_length(rope),
-        moe=moe,
+        layers=_layers(config),
+        moe=read_experts(config),
     )
 
 
@@ -65,12 +53,10 @@ def read_experts(config: Mapping[str, Any]) -> MoeTraits:
     )
 
 
-def _layers(config: Mapping[str, Any], moe: MoeTraits) -> tuple[LayerTraits, ...]:
+def _layers(config: Mapping[str, Any]) -> tuple[LayerTraits, ...]:
     """Every `decoder_sparse_step`-th layer has experts, but those in `mlp_only_layers`. A window,
     where it is used, holds for all layers."""
-    window = None
-    if read.flag(config, "use_sliding_window", False):
-        window = read_window(config, WINDOW)
+    window = qwen_window(config)
     count = read.whole(config, "num_hidden_layers")
     kinds = [FULL if window is None else SLIDING] * count
     step = read.whole(config, "decoder_sparse_step", 1)

@@ -16,10 +16,10 @@ from headrace.memory.arena import Arena
 from headrace.models import config_reader as read
 from headrace.models.decoder import CausalDecoder
 from headrace.models.gemma3 import Gemma3ForCausalLM, gemma3_traits
-from headrace.models.llama import LlamaForCausalLM, llama_traits, mistral_traits
-from headrace.models.qwen2 import Qwen2ForCausalLM, qwen2_traits
-from headrace.models.qwen3 import Qwen3ForCausalLM, qwen3_traits
-from headrace.models.qwen3_moe import Qwen3MoeForCausalLM, qwen3_moe_traits
+from headrace.models.llama import llama_traits, mistral_traits
+from headrace.models.qwen2 import qwen2_traits
+from headrace.models.qwen3 import qwen3_traits
+from headrace.models.qwen3_moe import qwen3_moe_traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class Family:
         architecture: the name in `architectures` of config.json.
         model_type: the name in `model_type` of config.json.
         traits: reads the config.
-        module: builds the tree.
+        module: builds the tree; that of pre-norm blocks where no other is named.
     """
 
     name: str
     architecture: str
     model_type: str
     traits: Callable[[Mapping[str, Any]], ModelTraits]
-    module: type[CausalDecoder]
+    module: type[CausalDecoder] = CausalDecoder
 
 
 FAMILIES = (
@@ -47,35 +47,30 @@ FAMILIES = (
         architecture="LlamaForCausalLM",
         model_type="llama",
         traits=llama_traits,
-        module=LlamaForCausalLM,
     ),
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
         model_type="mistral",
         traits=mistral_traits,
-        module=LlamaForCausalLM,
     ),
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
         model_type="qwen2",
         traits=qwen2_traits,
-        module=Qwen2ForCausalLM,
     ),
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
         traits=qwen3_traits,
-        module=Qwen3ForCausalLM,
     ),
     Family(
         name="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",
         traits=qwen3_moe_traits,
-        module=Qwen3MoeForCausalLM,
     ),
     Family(
         name="gemma3",
@@ -140,7 +135,7 @@ def build_model(
     weight_format: WeightFormat = DENSE,
     operators: Operators = TORCH_OPERATORS,
 ) -> CausalDecoder:
-    """The module tree with parameters of undefined content on the device (a `CausalLM`).
+    """The module tree with parameters of undefined content on the device.
 
     Args:
         ropes: one settled rope for each name in `traits.ropes`.
