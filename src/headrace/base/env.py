@@ -1,4 +1,4 @@
-"""The only reader of `os.environ`: every variable, typed, with what it does.
+"""The only reader of `os.environ`: every variable, with what it does.
 
 Unknown names with our prefix are reported by `unknown_variables`, so that a typing error is seen.
 """
@@ -6,36 +6,17 @@ Unknown names with our prefix are reported by `unknown_variables`, so that a typ
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.base.errors import ConfigError
 
 PREFIX = "HEADRACE_"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    name: str
-    meaning: str
-    default: str
-
-
 VARIABLES = {
-    variable.name: variable
-    for variable in (
-        Variable(
-            name="HEADRACE_CACHE",
-            meaning="folder for converted and assembled model files",
-            default="~/.cache/headrace",
-        ),
-        Variable(
-            name="HEADRACE_LOG_LEVEL",
-            meaning="log level of the command line: debug, info, warning, error",
-            default="warning",
-        ),
-    )
+    "HEADRACE_CACHE": "~/.cache/headrace",  # folder for converted and assembled model files
+    "HEADRACE_LOG_LEVEL": "warning",  # of the command line: debug, info, warning, error
 }
+"""Name -> default. Options of `headrace serve` have theirs besides: see `variable_of`."""
 
 
 def cache_dir() -> Path:
@@ -112,4 +93,4 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read(name: str) -> str:
-    return os.environ.get(name) or VARIABLES[name].default
+    return os.environ.get(name) or VARIABLES[name]

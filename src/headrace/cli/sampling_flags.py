@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import RequestError
-from headrace.cli.flags import add_field_flags, given_fields, integers
+from headrace.cli.flags import add_field_flags, integers
 from headrace.request.sampling_params import HIDDEN_STATES, SamplingParams
 from headrace.request.structured_output import KINDS, StructuredOutput
 
@@ -85,12 +85,3 @@ def structured_output(text: str) -> StructuredOutput:
         return StructuredOutput(**form)
     except (OSError, UnicodeDecodeError, RequestError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """The parameters of the flags given, `defaults` where there is none.
-
-    Raises:
-        RequestError: a value is out of range.
-    """
-    return SamplingParams(**(defaults | given_fields(arguments, SamplingParams)))

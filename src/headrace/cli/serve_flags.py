@@ -7,7 +7,7 @@ then the environment, then what was typed, so that the last one wins.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig
 
 CONFIG_FLAG = "--config"
-OPTIONS = tuple(
-    entry.name for described in (EngineConfig, ServerConfig) for entry in fields(described)
-)
+_FIELDS = (*fields(EngineConfig), *fields(ServerConfig))
+OPTIONS = tuple(entry.name for entry in _FIELDS)
 
 # First field of the server -> heading in `--help`.
 SECTIONS = {
@@ -48,6 +47,7 @@ READERS = {
     for name in names
 }
 
+_SWITCHES = frozenset(entry.name for entry in _FIELDS if entry.type in (bool, bool | None))
 _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
@@ -177,7 +177,7 @@ def _our_option(name: str) -> str:
 def _flags(name: str, value: Any) -> list[str]:
     """The option as it would be typed."""
     flag = flag_of(name)
-    is_switch = name in _SWITCH_OPTIONS
+    is_switch = name in _SWITCHES
     word = str(value).lower() if is_switch else ""
     if value is None:
         return []
@@ -201,21 +201,7 @@ def _with_aliases(help_of: Mapping[str, str]) -> dict[str, str]:
 
 def _also(name: str) -> str:
     flag = flag_of(name)
-    others: Iterable[str] = sorted(other for other, ours in ALIASES.items() if ours == flag)
-    others = [
-        *others,
-        *(o for o, ours in SWITCHES.items() if flag.removeprefix("--") in _bare(ours)),
-    ]
+    either = {flag, flag.replace("--", "--no-", 1)}
+    others = sorted(other for other, ours in ALIASES.items() if ours == flag)
+    others += [other for other, ours in SWITCHES.items() if not either.isdisjoint(ours)]
     return f" [{', '.join(others)}]" if others else ""
-
-
-def _bare(flags: Iterable[str]) -> set[str]:
-    return {flag.removeprefix("--").removeprefix("no-") for flag in flags}
-
-
-def _switch_options() -> frozenset[str]:
-    options = (*fields(EngineConfig), *fields(ServerConfig))
-    return frozenset(entry.name for entry in options if entry.type in (bool, bool | None))
-
-
-_SWITCH_OPTIONS = _switch_options()

@@ -18,7 +18,6 @@ from headrace.base.errors import ConfigError
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
-FORMS = ("ids", "text")
 WARM_UP = 2**32 - 1  # the run whose prompts no measured run has
 WORDS = tuple(
     """

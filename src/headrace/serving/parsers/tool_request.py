@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.base.errors import RequestError
+from headrace.base.shown import first_of
 from headrace.request.checks import bad_value
 
 MOST_TOOLS = 512
@@ -143,9 +144,7 @@ def _choice(choice: object, names: Sequence[str]) -> tuple[str, str | None]:
             f'{", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}',
         )
     if name not in names:
-        raise bad_value("tool_choice", name, f"the name of a tool of the request: {_listed(names)}")
+        raise bad_value(
+            "tool_choice", name, f"the name of a tool of the request: {first_of(names, 10)}"
+        )
     return "required", name
-
-
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
