@@ -2,8 +2,10 @@
 
 import pytest
 from sse import events_of
+from starlette.testclient import TestClient
 
 from headrace.request.outcome import Finished
+from headrace.serving.app import make_app
 
 ROUTE = "/generate"
 HELLO = [39, 68, 75]
@@ -165,3 +167,16 @@ def test_what_cannot_be_honoured_is_refused(http, engine, body, told) -> None:
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
     assert not engine.submits
+
+
+def test_experts_of_so_many_tokens_as_an_answer_may_hold(make_service, engine) -> None:
+    """The rows of all prompts and continuations, in one body."""
+    asked = {"input_ids": [HELLO] * 2, "return_routed_experts": True}
+    with TestClient(make_app(make_service(max_routed_tokens=40))) as http:
+        post(http, **asked, sampling_params={"max_new_tokens": 7, "n": 2})
+        refused = http.post(ROUTE, json=asked | {"sampling_params": {"max_new_tokens": 18}})
+        assert post(http, text="Hel")["text"] == "Hello you"
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "return_routed_experts")
+    assert "42 tokens" in error["message"]
+    assert len(engine.submits) == 3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.request.messages import Submit
+from headrace.request.messages import EngineInfo, Submit
 from headrace.request.packed_states import PackedStates
 from headrace.serving.errors import invalid
 from headrace.serving.service import Service
@@ -38,13 +38,12 @@ def check_states(service: Service, submits: Sequence[Submit]) -> None:
         if not params.wants_hidden_states:
             continue
         layers = len(params.state_layers(info.num_layers))
-        room = info.max_model_len - len(submit.prompt_token_ids)
-        positions = params.max_tokens or min(submit.default_max_tokens or room, room)
+        positions = most_new_tokens(submit, info)
         if params.return_hidden_states == "final":
             positions = 1
         elif params.return_hidden_states == "all":
             positions += len(submit.prompt_token_ids) - 1
-        values += params.n * max(positions, 0) * layers * info.hidden_size
+        values += params.n * positions * layers * info.hidden_size
     if values > most:
         raise invalid(
             f"{FIELD} asks for up to {values:,} numbers; this server puts at most {most:,} into an "
@@ -52,6 +51,12 @@ def check_states(service: Service, submits: Sequence[Submit]) -> None:
             "Python interface",
             FIELD,
         )
+
+
+def most_new_tokens(submit: Submit, info: EngineInfo) -> int:
+    """How many tokens each continuation of a request may have."""
+    room = max(info.max_model_len - len(submit.prompt_token_ids), 0)
+    return min(submit.params.max_tokens or submit.default_max_tokens or room, room)
 
 
 def _numbers(packed: PackedStates) -> NDArray[np.float32]:

@@ -50,6 +50,9 @@ class ServerConfig:
         "most numbers of hidden states that an answer may hold",
         whole(0, MAX_INT32),
     )
+    max_routed_tokens: int = option(
+        2**16, "most tokens whose experts an answer may hold", whole(0, MAX_INT32)
+    )
     max_logprobs: int = option(20, "most logprobs per token that a request may ask", whole(0, 1024))
     max_prompts: int = option(1024, "most prompts, times n, of one request", whole(1, 65536))
     log_level: str = option("info", "debug, info, warning or error", one_of(*LOG_LEVELS))

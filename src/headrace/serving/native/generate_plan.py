@@ -1,6 +1,6 @@
 """From a native request to what runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ from headrace.request.messages import Submit
 from headrace.request.other_words import FIELD_WORDS, FORMS, SGLANG_NAMES
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import check_count, invalid, of_prompt
-from headrace.serving.hidden_states import check_states
+from headrace.serving.hidden_states import check_states, most_new_tokens
 from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.field_types import Prompt, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
@@ -95,6 +95,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
             )
         )
     check_states(service, submits)
+    _check_routing(service, submits)
     return GeneratePlan(
         name=rids[0] if count == 1 else fresh,
         submits=tuple(submits),
@@ -102,6 +103,21 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
         logprobs=tuple(logprobs),
         is_batch=is_batch,
     )
+
+
+def _check_routing(service: Service, submits: Sequence[Submit]) -> None:
+    info, most = service.info, service.config.max_routed_tokens
+    tokens = sum(
+        submit.params.n * (len(submit.prompt_token_ids) + most_new_tokens(submit, info))
+        for submit in submits
+        if submit.params.return_routed_experts
+    )
+    if tokens > most:
+        raise invalid(
+            f"return_routed_experts asks for those of up to {tokens:,} tokens; this server puts at "
+            f"most {most:,} into an answer (max_routed_tokens). Ask for fewer at a time",
+            "return_routed_experts",
+        )
 
 
 def _prompts(body: GenerateRequest) -> tuple[list[Prompt], bool]:
