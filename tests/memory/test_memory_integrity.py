@@ -47,11 +47,6 @@ def test_sound_memory_passes() -> None:
     House().check()
 
 
-def test_without_a_prefix_cache() -> None:
-    allocator = PageAllocator(4)
-    check_integrity(allocator, None, {"a": allocator.allocate(2) or []})
-
-
 def _unlink_last_leaf(house: House) -> None:
     house.upper.children.popitem()
 

@@ -273,18 +273,6 @@ def test_clear_empties_everything_except_what_is_locked(tree: Tree) -> None:
     assert tree.cache.evict(1) == 0
 
 
-def test_statistics_count_matches_and_evictions_only(tree: Tree) -> None:
-    tree.insert("abcd")
-    tree.cache.match(KEY, tokens("abcde"))
-    tree.cache.match(KEY, tokens("xyz"))
-    tree.cache.peek(KEY, tokens("abcd"))
-    tree.cache.evict(1)
-    tree.cache.clear()
-    statistics = tree.cache.statistics
-    assert (statistics.queried_tokens, statistics.hit_tokens) == (8, 4)
-    assert statistics.evicted_pages == 1
-
-
 def test_the_eviction_queue_stays_as_small_as_the_tree(tree: Tree) -> None:
     tree.insert("abcd")
     tree.insert("abxy")

@@ -38,20 +38,11 @@ def test_nothing_reaches_the_device_before_flush() -> None:
     assert row is not None
     pool.stage(row, 1, [7, 8])
     assert not pool.table("full").any()
-    assert pool.flush() == 4
+    assert pool.flush() == 2
     for group in pool.groups:
         assert pool.table(group).tolist() == [[0] * 5, [0, 7, 8, 0, 0], [0] * 5, [0] * 5]
         assert pool.table(group).dtype == torch.int32
     assert pool.flush() == 0
-
-
-def test_a_group_can_be_changed_alone() -> None:
-    pool = make_pool()
-    row = pool.allocate_row()
-    assert row is not None
-    pool.stage(row, 0, [3], group="window")
-    assert pool.flush() == 1
-    assert (int(pool.table("window")[row, 0]), int(pool.table("full")[row, 0])) == (3, 0)
 
 
 def test_a_later_change_of_the_same_place_holds() -> None:
@@ -95,21 +86,17 @@ def test_the_padding_row_cannot_be_changed() -> None:
 def test_random_changes_equal_a_plain_table() -> None:
     chance = random.Random(0)
     pool = make_pool(num_rows=7, max_pages=11)
-    expected = {group: torch.zeros(7, 11, dtype=torch.int32) for group in pool.groups}
+    expected = torch.zeros(7, 11, dtype=torch.int32)
     for _ in range(6):
         pool.allocate_row()
     for _ in range(300):
         row, column = chance.randint(1, 6), chance.randint(0, 10)
         pages = [chance.randint(1, 99) for _ in range(chance.randint(0, 11 - column))]
-        group = chance.choice([None, "full", "window"])
-        pool.stage(row, column, pages, group=group)
-        for name in pool.groups if group is None else (group,):
-            expected[name][row, column : column + len(pages)] = torch.tensor(
-                pages, dtype=torch.int32
-            )
+        pool.stage(row, column, pages)
+        expected[row, column : column + len(pages)] = torch.tensor(pages, dtype=torch.int32)
         if chance.random() < 0.3:
             pool.flush()
-            assert all(torch.equal(pool.table(name), expected[name]) for name in pool.groups)
+            assert all(torch.equal(pool.table(name), expected) for name in pool.groups)
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ class IntegrityError(AssertionError):
 
 def check_integrity(
     allocator: PageAllocator,
-    cache: RadixCache | None,
+    cache: RadixCache,
     private_pages: Mapping[Hashable, Iterable[int]],
     *,
     handles: Iterable[RadixNode] = (),
@@ -29,7 +29,7 @@ def check_integrity(
 
     Args:
         allocator: the pages.
-        cache: the tree; `None` where the prefix cache is off.
+        cache: the tree.
         private_pages: owner -> the pages that it alone holds (those not of the tree).
         handles: every node that somebody has locked, once for each lock.
         rows: the row pool, if rows are to be checked.
@@ -39,22 +39,22 @@ def check_integrity(
         IntegrityError: names the page and its owners, or the node or row that is wrong.
     """
     _check_pages(allocator, cache, private_pages)
-    if cache is not None:
-        _check_tree(cache)
-        _check_locks(cache, handles)
+    _check_tree(cache)
+    _check_locks(cache, handles)
     if rows is not None:
         _check_rows(rows, live_rows)
 
 
 def _check_pages(
     allocator: PageAllocator,
-    cache: RadixCache | None,
+    cache: RadixCache,
     private_pages: Mapping[Hashable, Iterable[int]],
 ) -> None:
-    holders: list[tuple[Hashable, Iterable[int]]] = [("free list", allocator.free_pages())]
-    if cache is not None:
-        holders += [("prefix cache", node.pages) for node in cache.nodes()]
-    holders += private_pages.items()
+    holders: list[tuple[Hashable, Iterable[int]]] = [
+        ("free list", allocator.free_pages()),
+        *(("prefix cache", node.pages) for node in cache.nodes()),
+        *private_pages.items(),
+    ]
     owner_of: dict[int, Hashable] = {}
     for owner, pages in holders:
         for page in pages:

@@ -41,15 +41,6 @@ class InsertResult:
     owned: frozenset[int]
 
 
-@dataclass(slots=True, kw_only=True)
-class CacheStatistics:
-    """Counters since the start: tokens asked for by `match`, tokens found, pages lost to LRU."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    evicted_pages: int = 0
-
-
 class RadixCache:
     """Prefixes of token ids, in whole pages, to the pages that hold their KV.
 
@@ -58,7 +49,6 @@ class RadixCache:
 
     def __init__(self, page_size: int, allocator: PageAllocator) -> None:
         self.page_size = page_size
-        self.statistics = CacheStatistics()
         self._allocator = allocator
         self._time = 0
         self._births = 0
@@ -84,7 +74,7 @@ class RadixCache:
     # ---- looking up
 
     def peek(self, key: CacheKey, tokens: Sequence[int]) -> int:
-        """How many tokens `match` would find. Changes nothing: no age, no statistics, no split."""
+        """How many tokens `match` would find. Changes nothing: no age, no split."""
         return sum(shared for _, shared in self._path(key, tuple(tokens))) * self.page_size
 
     def match(self, key: CacheKey, tokens: Sequence[int]) -> Match:
@@ -94,12 +84,8 @@ class RadixCache:
         node ends, if need be by a split, so that locking `node` holds these pages and no others.
         Lock it before anything is evicted.
         """
-        tokens = tuple(tokens)
-        node, pages = self._walk(key, tokens)
-        num_tokens = len(pages) * self.page_size
-        self.statistics.queried_tokens += len(tokens)
-        self.statistics.hit_tokens += num_tokens
-        return Match(pages=tuple(pages), num_tokens=num_tokens, node=node)
+        node, pages = self._walk(key, tuple(tokens))
+        return Match(pages=tuple(pages), num_tokens=len(pages) * self.page_size, node=node)
 
     def _path(self, key: CacheKey, tokens: tuple[int, ...]) -> Iterator[tuple[RadixNode, int]]:
         """Nodes that share pages with `tokens`, root side first, with the number of pages shared.
@@ -236,7 +222,6 @@ class RadixCache:
             if kept > 0:
                 self._split(leaf, kept)
             freed += self._remove(leaf)
-        self.statistics.evicted_pages += freed
         return freed
 
     def drop(self, key: CacheKey) -> int:

@@ -32,8 +32,7 @@ class ReqToTokenPool:
         self._free = list(range(num_rows - 1, 0, -1))  # a stack: its end is taken first
         self._live: set[int] = set()
         self._device = arena.device
-        # group -> places in its flat table and the pages to put there, in the order of staging
-        self._staged: dict[str, tuple[list[int], list[int]]] = {g: ([], []) for g in groups}
+        self._staged: dict[int, int] = {}  # place in a flat table -> the page to put there
 
     def table(self, group: str) -> Tensor:
         """The page table of a group, [num_rows, max_pages] int32. Its address never changes."""
@@ -65,16 +64,13 @@ class ReqToTokenPool:
         self._live.remove(row)
         self._free.append(row)
 
-    def stage(
-        self, row: int, column_start: int, pages: Sequence[int], *, group: str | None = None
-    ) -> None:
+    def stage(self, row: int, column_start: int, pages: Sequence[int]) -> None:
         """Note that the row's pages from `column_start` on are `pages`; `flush` sends it.
 
         Args:
             row: a taken row.
             column_start: index, in pages, of the first one.
-            pages: page numbers.
-            group: one table only; by default all of them, for groups over one pool.
+            pages: page numbers, of the one pool that all groups share.
         """
         self._check_live(row)
         if column_start < 0 or column_start + len(pages) > self.max_pages:
@@ -83,52 +79,31 @@ class ReqToTokenPool:
                 f"a table of {self.max_pages} pages a row"
             )
         start = row * self.max_pages + column_start
-        for name in self.groups if group is None else (group,):
-            staged_places, staged_pages = self._staged[name]
-            staged_places.extend(range(start, start + len(pages)))
-            staged_pages.extend(pages)
+        self._staged.update(enumerate(pages, start))
 
     def flush(self) -> int:
-        """Send all staged changes: one copy, and one scatter for each table that changes.
+        """Send all staged changes: one copy, and one scatter into each table.
 
         Runs on the current stream, which must be the one that reads the tables; the host does not
-        wait. Returns the number of entries sent (0: nothing was launched).
+        wait. Of two changes of one place the later holds, and the scatter never writes a place
+        twice, whose outcome would be undefined on a GPU. Returns the number of places that change
+        (0: nothing was launched).
         """
-        changed = self._take_staged()
-        total = sum(len(changes) for changes in changed.values())
-        if not total:
-            return 0
-        places, pages = self._send(changed, total)  # [N] int64, [N] int32
-        start = 0
-        for group, changes in changed.items():
-            part = slice(start, start + len(changes))
-            self._tables[group].view(-1).index_copy_(0, places[part], pages[part])
-            start = part.stop
-        return total
+        staged, self._staged = self._staged, {}
+        if staged:
+            places, pages = self._send(staged)  # [N] int64, [N] int32
+            for table in self._tables.values():
+                table.view(-1).index_copy_(0, places, pages)
+        return len(staged)
 
-    def _take_staged(self) -> dict[str, dict[int, int]]:
-        """Group -> place -> page. Of two changes of one place the later holds, and the scatter
-        never writes a place twice, whose outcome would be undefined on a GPU."""
-        changed = {}
-        for group, (places, pages) in self._staged.items():
-            if places:
-                changed[group] = dict(zip(places, pages, strict=True))
-                places.clear()
-                pages.clear()
-        return changed
-
-    def _send(self, changed: dict[str, dict[int, int]], total: int) -> tuple[Tensor, Tensor]:
+    def _send(self, staged: dict[int, int]) -> tuple[Tensor, Tensor]:
         # A fresh pinned block every time: torch's pinned allocator reuses a block only after the
         # copy that read it has passed, so a block in flight is never overwritten.
-        is_cuda = self._device.type == "cuda"
-        staging = torch.empty((2, total), dtype=torch.int64, pin_memory=is_cuda)
+        count, is_cuda = len(staged), self._device.type == "cuda"
+        staging = torch.empty((2, count), dtype=torch.int64, pin_memory=is_cuda)
         view = staging.numpy()
-        start = 0
-        for changes in changed.values():
-            stop = start + len(changes)
-            view[0, start:stop] = np.fromiter(changes.keys(), np.int64, len(changes))
-            view[1, start:stop] = np.fromiter(changes.values(), np.int64, len(changes))
-            start = stop
+        view[0] = np.fromiter(staged.keys(), np.int64, count)
+        view[1] = np.fromiter(staged.values(), np.int64, count)
         sent = to_device(staging, self._device)
         return sent[0], sent[1].to(torch.int32)
 

@@ -40,10 +40,6 @@ class PageKeeper:
     def capacity_tokens(self) -> int:
         return self.allocator.total * self.page_size
 
-    @property
-    def used_pages(self) -> int:
-        return self.allocator.total - self.allocator.available
-
     def take_row(self, sequence: Sequence, headroom: int) -> bool:
         """Give a waiting sequence a row, its cached prefix, and pages for all its known tokens.
 
