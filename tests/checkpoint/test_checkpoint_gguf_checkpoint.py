@@ -336,7 +336,8 @@ def test_tokenizer_source(tmp_path):
     assert source.gguf.token_types[:5] == (2, 3, 3, 3, 1)
     assert source.gguf.add_bos_token is True
     assert source.gguf.add_eos_token is None
-    assert source.settings == {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    named = (source.gguf.bos_token_id, source.gguf.eos_token_id)
+    assert [source.gguf.tokens[token] for token in named] == ["<s>", "</s>"]
     assert source.chat_template == "{{ messages }}"
     assert source.tokenizer_json is None
     # The file names no end-of-turn token, so <|im_end|> (3) is found by its text.

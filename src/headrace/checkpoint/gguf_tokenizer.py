@@ -28,7 +28,6 @@ def gguf_tokenizer_source(file: GgufFile) -> TokenizerSource | None:
     vocabulary = _vocabulary(file, model)
     return TokenizerSource(
         gguf=vocabulary,
-        settings=_settings(vocabulary),
         chat_template=file.metadata.get("tokenizer.chat_template"),
         eos_token_ids=_eos_token_ids(file, vocabulary),
         cache_key=file.metadata_hash(),
@@ -66,24 +65,6 @@ def _vocabulary(file: GgufFile, model: str) -> GgufVocabulary:
         if length not in (0, len(tokens)):
             raise CheckpointError(f"{file.path} has {len(tokens)} tokens but {length} {name}")
     return vocabulary
-
-
-def _settings(vocabulary: GgufVocabulary) -> dict[str, Any]:
-    """The same facts under the names of tokenizer_config.json."""
-    ids = {
-        "bos_token": vocabulary.bos_token_id,
-        "eos_token": vocabulary.eos_token_id,
-        "unk_token": vocabulary.unknown_token_id,
-        "pad_token": vocabulary.padding_token_id,
-    }
-    size = len(vocabulary.tokens)
-    settings: dict[str, Any] = {
-        name: vocabulary.tokens[index]
-        for name, index in ids.items()
-        if index is not None and index < size
-    }
-    flags = {"add_bos_token": vocabulary.add_bos_token, "add_eos_token": vocabulary.add_eos_token}
-    return settings | {name: flag for name, flag in flags.items() if flag is not None}
 
 
 def _eos_token_ids(file: GgufFile, vocabulary: GgufVocabulary) -> tuple[int, ...]:

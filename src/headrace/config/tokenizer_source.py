@@ -34,8 +34,8 @@ class GgufVocabulary:
 class TokenizerSource:
     """One of: a `tokenizer.json` file, a folder only transformers can read, or a GGUF vocabulary.
 
-    `settings` is tokenizer_config.json (special tokens, add_bos_token, ...). `chat_template` is
-    Jinja text, or several by name (default, tool_use).
+    `settings` is a folder's tokenizer_config.json (special tokens, add_bos_token, ...).
+    `chat_template` is Jinja text, or several by name (default, tool_use).
     `eos_token_ids` is the union of what config, generation_config and tokenizer name.
     """
 

@@ -16,10 +16,8 @@ The metadata are texts; what is no text is JSON.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from torch import Tensor
 
 from headrace.base.errors import ConfigError
 from headrace.base.shown import shown
+from headrace.base.whole_file import whole_file
 from headrace.observers.tolerances import TOLERANCES
 
 K, V, STREAM, LOGITS = NAMES = ("k", "v", "stream", "logits")
@@ -110,15 +109,9 @@ _LIKE_A_STEP: dict[str, Callable[[object], bool]] = {
 def write_step(folder: Path, facts: StepFacts, tensors: Mapping[str, Tensor]) -> Path:
     """Write one step, whole or not at all; its file. Raises OSError or SafetensorError."""
     path = folder / f"step-{facts.step:06}.safetensors"
-    unfinished = path.with_suffix(".part")
     own = {name: _own(each) for name, each in tensors.items()}
-    try:
-        save_file(own, unfinished, metadata=facts.texts())
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as place:
+        save_file(own, place, metadata=facts.texts())
     return path
 
 

@@ -8,7 +8,7 @@ or one of a row that has ended is written to slot 0, and what is written there d
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.base.errors import RequestError
 from headrace.base.folders import made_folder
 from headrace.base.shown import shown
+from headrace.base.whole_file import whole_file
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
 from headrace.batch.rows import Allocate
@@ -171,14 +172,10 @@ class ExpertDistribution:
         content = self._content()
         name = f"expert_distribution_recorder_{time.time_ns()}.pt"
         path = made_folder(folder, "The expert distribution") / name
-        unfinished = path.with_suffix(".part")
         try:
-            with unfinished.open("wb") as file:
+            with whole_file(path) as place, place.open("wb") as file:
                 torch.save(content, file)
-            os.replace(unfinished, path)
         except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
             raise RequestError(
                 f"The expert distribution cannot be written to {shown(folder)}", why=str(error)
             ) from error

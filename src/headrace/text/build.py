@@ -1,8 +1,6 @@
 """`build_tokenizer`: from a source, plain data, to a `Tokenizer`."""
 
 import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import tokenizers
 from headrace.base import env
 from headrace.base.errors import CheckpointError, ConfigError
 from headrace.base.log import get_logger
+from headrace.base.whole_file import whole_file
 from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.fast_backend import FastBackend, apply_settings, special_tokens
@@ -37,7 +36,7 @@ def build_tokenizer(source: TokenizerSource) -> Tokenizer:
         backend = FastBackend(_from_json(source.tokenizer_json, source.settings))
     elif source.gguf is not None:
         backend = FastBackend(_from_gguf(source.gguf, source.cache_key))
-        names = {**special_tokens_of(source.gguf), **names}
+        names = special_tokens_of(source.gguf)
     elif source.folder is not None:
         backend, own_names = load_with_transformers(source.folder, source.settings)
         names = {**own_names, **names}
@@ -105,15 +104,10 @@ def _cache_path(cache_key: str) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, whoever else writes the same file. No cache is no fault."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    """No cache is no fault."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("x", encoding="utf-8") as file:  # not tempfile: others may read it
-                file.write(text)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as place:
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
         log.warning("the tokenizer cannot be cached as %s: %s", path, error)
