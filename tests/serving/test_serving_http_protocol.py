@@ -20,9 +20,10 @@ END = b"connection: close\r\n\r\n"
 
 @pytest.fixture
 def hear(make_service: Callable[..., Service]) -> Callable[..., bytes]:
-    """Send bytes to a server and read until it hangs up."""
+    """Send bytes to a server and read until it hangs up. `then` is sent when the answer has begun;
+    b"": leave at that moment."""
 
-    async def talk(parts: tuple[bytes, ...]) -> bytes:
+    async def talk(parts: tuple[bytes, ...], then: bytes | None) -> bytes:
         config = uvicorn.Config(
             make_app(make_service()), http=BoundedHttp, port=0, log_config=None, lifespan="off"
         )
@@ -36,13 +37,17 @@ def hear(make_service: Callable[..., Service]) -> Callable[..., bytes]:
             for part in parts:
                 writer.write(part)
                 await asyncio.sleep(0.01)
-            return await asyncio.wait_for(reader.read(), 10)
+            if then is None:
+                return await asyncio.wait_for(reader.read(), 10)
+            begun = await asyncio.wait_for(reader.read(100), 10)
+            writer.write(then)
+            return begun + (await asyncio.wait_for(reader.read(), 10) if then else b"")
         finally:
             writer.close()
             server.should_exit = True
             await serving
 
-    return lambda *parts: asyncio.run(talk(parts))
+    return lambda *parts, then=None: asyncio.run(talk(parts, then))
 
 
 @pytest.fixture
@@ -124,3 +129,28 @@ def test_a_client_of_the_old_protocol_gets_no_chunks(hear, say) -> None:
     assert events.endswith(b"}\n\ndata: [DONE]\n\n")
     assert b"\r" not in events
     assert say(HEALTH.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n") == (200, {"status": "ok"})
+
+
+STREAM = b'{"prompt": "a", "stream": true}'
+STREAMED = POST + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
+
+
+def test_of_requests_that_wait_for_another_the_first_ends_with_its_client(
+    hear, engine, caplog
+) -> None:
+    """It ran on for nobody, and its words to a closed socket filled the log."""
+    engine.words, engine.pause = ["a"] * 100, 0.01
+    with caplog.at_level("ERROR"):
+        hear(STREAMED * 2, then=b"")
+    assert engine.aborted == [engine.submits[0].request_id]
+    assert len(engine.submits) == 1
+    assert not caplog.records
+
+
+def test_no_refusal_stands_in_the_middle_of_a_stream(hear, engine) -> None:
+    engine.words, engine.pause = ["a"] * 100, 0.01
+    heard = hear(STREAMED, then=b"nonsense\r\n\r\n")
+    assert heard.count(b"HTTP/1.1 ") == 1
+    assert b"invalid_http" not in heard
+    broken = POST + b"transfer-encoding: chunked\r\n\r\n"
+    assert b"invalid_http" in hear(broken, b"nonsense\r\n")

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.serving.errors import ApiError
 
@@ -29,6 +29,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_head = True
         self._deadline: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None  # `cycle` is what was read last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,7 +37,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._is_head:
@@ -78,9 +86,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(ApiError(408, f"No request within {HEAD_SECONDS} s", code="too_slow"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer and hang up, once."""
+        """Answer and hang up, once; in the middle of another answer only the latter."""
         self._forget_deadline()
         if self.transport.is_closing():
+            return
+        before = self._answering
+        if before is not None and before.response_started and not before.response_complete:
+            self.transport.close()
             return
         body = error.encoded()
         head = (
