@@ -122,23 +122,22 @@ def check_count(count: int, most: int, told: str, field: str | None = None) -> N
         raise invalid(f"{told}; {ending}", field)
 
 
-def from_prompt(error: HeadraceError, place: int | None, param: str | None = None) -> ApiError:
-    """The answer to the refusal of a prompt: which of several, and the field that brings it."""
-    answer = from_headrace(error)
-    detail = answer.body.error
-    detail.param = param or detail.param
-    if place is not None:
-        detail.message = _bounded(f"Prompt {place}: {detail.message}")
-    return answer
-
-
 @contextmanager
 def of_prompt(place: int | None, param: str | None = None) -> Iterator[None]:
-    """Errors of the engine that come out of it become answers; see `from_prompt`."""
+    """Errors of the engine that come out of it become answers.
+
+    Args:
+        place: of the prompt among several. param: the field that brings it.
+    """
     try:
         yield
     except HeadraceError as error:
-        raise from_prompt(error, place, param) from error
+        answer = from_headrace(error)
+        detail = answer.body.error
+        detail.param = param or detail.param
+        if place is not None:
+            detail.message = _bounded(f"Prompt {place}: {detail.message}")
+        raise answer from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Self
 from headrace.base.errors import HeadraceError, TooLongError
 from headrace.request.messages import Delta, Submit
 from headrace.request.outcome import OF_REQUEST, Finished
-from headrace.serving.errors import ApiError, check_count, from_prompt, invalid, of_prompt
+from headrace.serving.errors import ApiError, check_count, invalid, of_prompt
 from headrace.serving.records import RequestRecord
 from headrace.serving.service import Service
 
@@ -149,12 +149,12 @@ def _check_size(service: Service, submits: Sequence[Submit]) -> None:
     longest = service.info.max_model_len
     for place, submit in enumerate(submits):  # not only in the engine, which works meanwhile
         if (count := len(submit.prompt_token_ids)) > longest:
-            error = TooLongError(
-                f"The prompt has {count} tokens",
-                why=f"the context holds {longest} tokens",
-                remedy="Shorten the prompt",
-            )
-            raise from_prompt(error, None if len(submits) == 1 else place)
+            with of_prompt(None if len(submits) == 1 else place):
+                raise TooLongError(
+                    f"The prompt has {count} tokens",
+                    why=f"the context holds {longest} tokens",
+                    remedy="Shorten the prompt",
+                )
     asked = sum(submit.params.n for submit in submits)
     told = f"The request asks for {asked} continuations"
     check_count(asked, service.config.max_prompts, told, "n")
