@@ -11,7 +11,7 @@ from headrace.request.request import Request
 from headrace.request.sampling_params import SamplingParams
 from headrace.scheduler.admission import Admission
 from headrace.scheduler.scheduler import Scheduler
-from headrace.scheduler.state_rows import StateRows
+from headrace.scheduler.token_rows import StateRows
 
 
 def submit(

@@ -10,9 +10,8 @@ from headrace.config.persona import ModelTraits
 from headrace.kernels.noise import derive_seed
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
-from headrace.scheduler.routing_rows import routing_rows_of
 from headrace.scheduler.sequence import Sequence, TokenSink
-from headrace.scheduler.state_rows import state_rows_of
+from headrace.scheduler.token_rows import routing_rows_of, state_rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

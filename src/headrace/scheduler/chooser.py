@@ -24,22 +24,18 @@ class Share:
     from_row: bool  # the one new token is the row's last token, which only the device may know
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of one step, at most: prompt tokens and sequences."""
-
-    prompt_tokens: int
-    sequences: int
-
-
 class Chooser:
     """Composes steps.
 
     `running` holds the sequences with a row, in order of admission.
+
+    Args:
+        most_prompt_tokens, most_sequences: of one step.
     """
 
-    def __init__(self, keeper: PageKeeper, limits: Limits) -> None:
-        self.keeper, self.limits = keeper, limits
+    def __init__(self, keeper: PageKeeper, *, most_prompt_tokens: int, most_sequences: int) -> None:
+        self.keeper = keeper
+        self._most_prompt_tokens, self._most_sequences = most_prompt_tokens, most_sequences
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.retractions = 0
@@ -51,7 +47,7 @@ class Chooser:
         Args:
             prompts: False leaves out all but rows that decode.
         """
-        budget = self.limits.prompt_tokens if prompts else 0
+        budget = self._most_prompt_tokens if prompts else 0
         shares: list[Share] = []
         for sequence in self._decodable():
             if sequence.state is State.RUNNING and self._make_room(sequence):
@@ -60,7 +56,7 @@ class Chooser:
         for sequence in list(self.running):
             budget -= self._prefill(sequence, budget, shares)
         for sequence in self.waiting:
-            if budget <= 0 or len(self.running) >= self.limits.sequences:
+            if budget <= 0 or len(self.running) >= self._most_sequences:
                 break
             if not sequence.is_ready:
                 continue

@@ -68,7 +68,7 @@ class Launcher:
                 self._canary.before_launch()
             result = self._worker.forward_batch_generation(batch)
         hold(shares)
-        return self.launched(work, result, launched)
+        return self.record(work, result, launched)
 
     def announce(self, *, is_prefill: bool) -> None:
         """Tell who asked before each step."""
@@ -84,7 +84,7 @@ class Launcher:
         runner.req_to_token_pool.flush()
         return self._builder.build(shares, split=split)
 
-    def launched(self, work: StepWork, result: StepResult, launched: float) -> LaunchedStep:
+    def record(self, work: StepWork, result: StepResult, launched: float) -> LaunchedStep:
         """The record of a step of which all is launched, since `launched`."""
         returned = time.perf_counter()
         for share in work.shares:

@@ -25,7 +25,7 @@ from headrace.scheduler.row_spans import (
     wanted_rows,
 )
 from headrace.scheduler.sequence import FloatArray, Sequence, State
-from headrace.scheduler.state_rows import StateRows
+from headrace.scheduler.token_rows import StateRows
 
 NOT_FINITE = (
     "The model gave no finite hidden states for this prompt: its weights overflow in this dtype. "

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.scheduler.chooser import Share
-from headrace.scheduler.routing_rows import RoutingRows
 from headrace.scheduler.sequence import Sequence, State
-from headrace.scheduler.state_rows import StateRows
-from headrace.scheduler.token_rows import TokenRows
+from headrace.scheduler.token_rows import RoutingRows, StateRows, TokenRows
 
 Rows = TypeVar("Rows", bound=TokenRows)
 

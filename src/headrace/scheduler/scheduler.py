@@ -16,7 +16,7 @@ from headrace.runner.worker import HostResults, TpModelWorker
 from headrace.sampling.host_logprobs import Decode
 from headrace.scheduler.admission import Admission, Admissions
 from headrace.scheduler.canary_watch import canary_watch
-from headrace.scheduler.chooser import Chooser, Limits
+from headrace.scheduler.chooser import Chooser
 from headrace.scheduler.endings import Endings
 from headrace.scheduler.launch import LaunchedStep, Launcher
 from headrace.scheduler.lengths import LengthLimits
@@ -62,10 +62,8 @@ class Scheduler:
         self.lengths = LengthLimits(plan.max_model_len, self.keeper.capacity_tokens)
         self.chooser = Chooser(
             self.keeper,
-            Limits(
-                prompt_tokens=plan.chunked_prefill_size.value,
-                sequences=plan.max_running_requests.value,
-            ),
+            most_prompt_tokens=plan.chunked_prefill_size.value,
+            most_sequences=plan.max_running_requests.value,
         )
         self.counts: Counter[str] = Counter()
         self.endings = Endings(self.chooser, self.counts)

@@ -24,8 +24,7 @@ from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
-from headrace.scheduler.routing_rows import RoutingRows
-from headrace.scheduler.state_rows import StateRows
+from headrace.scheduler.token_rows import RoutingRows, StateRows
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -148,39 +147,20 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """The first sequence of a request scores the prompt for all of them."""
+        """The first sequence of a request scores the prompt for all of them, once."""
         asked = self.request.params.prompt_logprobs is not None and self.index == 0
-        return asked and not self.prompt_is_scored
-
-    @property
-    def prompt_is_scored(self) -> bool:
-        return len(self.prompt_entries) >= self.prompt_length
-
-    @property
-    def needs_all_states(self) -> bool:
-        """Its embedding is made of the state of every token of the prompt."""
-        pooling = self.request.pooling
-        return pooling is not None and pooling.pooling == "mean"
+        return asked and len(self.prompt_entries) < self.prompt_length
 
     @property
     def first_needed(self) -> int:
         """The first position that has to be computed for what it brings: a logprob, a state or the
         choice of experts."""
-        if self.wants_prompt_logprobs or self.needs_all_states:
+        pooling = self.request.pooling
+        if self.wants_prompt_logprobs or (pooling is not None and pooling.pooling == "mean"):
             return 0
         kept = (self.state_rows, self.routing_rows)
         missing = [rows.next_position for rows in kept if rows is not None]
         return min([len(self.tokens) - 1, *missing])
-
-    def take_leaders_rows(self) -> None:
-        """The rows of the prompt, but for its last token, are those of the first sequence."""
-        leader, end = self.leader, self.prompt_length - 1
-        if leader is None:
-            return
-        if self.state_rows is not None and leader.state_rows is not None:
-            self.state_rows.take_prompt(leader.state_rows, end)
-        if self.routing_rows is not None and leader.routing_rows is not None:
-            self.routing_rows.take_prompt(leader.routing_rows, end)
 
     @property
     def can_decode(self) -> bool:
@@ -202,6 +182,16 @@ class Sequence:
             return False
         leader = self.leader
         return leader is None or leader.proven_finite or leader.state is State.FINISHED
+
+    def take_leaders_rows(self) -> None:
+        """The rows of the prompt, but for its last token, are those of the first sequence."""
+        leader, end = self.leader, self.prompt_length - 1
+        if leader is None:
+            return
+        if self.state_rows is not None and leader.state_rows is not None:
+            self.state_rows.take_prompt(leader.state_rows, end)
+        if self.routing_rows is not None and leader.routing_rows is not None:
+            self.routing_rows.take_prompt(leader.routing_rows, end)
 
     def took_path(self, path: str) -> None:
         """Extend the run-length record of the paths its steps took."""

@@ -77,7 +77,7 @@ class SplitSteps:
         if result is None:
             return None
         self.in_flight = None
-        return self._launcher.launched(split.work, result, split.launched)
+        return self._launcher.record(split.work, result, split.launched)
 
     def drop_ended(self) -> None:
         """A step in parts that nobody waits for any more goes no further. What it has launched is

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from headrace.scheduler.chooser import Share
 from headrace.scheduler.pooling import StateParts
-from headrace.scheduler.routing_rows import RoutingRows
 from headrace.scheduler.row_spans import RowSpan
 from headrace.scheduler.sequence import Sequence
+from headrace.scheduler.token_rows import RoutingRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
