@@ -11,7 +11,7 @@ from tiny_engine import MOE, make_engine, run_all, write_checkpoint
 
 from headrace.base.errors import ConfigError, RequestError
 from headrace.engine.engine import Engine
-from headrace.engine.expert_distribution import ExpertRecorder
+from headrace.engine.expert_recorder import ExpertRecorder
 from headrace.request.sampling_params import SamplingParams
 
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2  # layers that have experts

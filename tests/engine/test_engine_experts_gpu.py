@@ -14,7 +14,7 @@ from same_answer import Comparison
 from tiny_engine import MOE, make_engine, run_all
 
 from headrace.engine.engine import Engine
-from headrace.engine.expert_distribution import ExpertRecorder
+from headrace.engine.expert_recorder import ExpertRecorder
 from headrace.request.sampling_params import SamplingParams
 
 pytestmark = [

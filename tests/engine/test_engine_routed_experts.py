@@ -12,7 +12,7 @@ from tiny_engine import make_engine, run_all, run_alone, write_checkpoint
 
 from headrace.base.errors import RequestError
 from headrace.engine.engine import Engine
-from headrace.engine.expert_distribution import ExpertRecorder
+from headrace.engine.expert_recorder import ExpertRecorder
 from headrace.engine.outputs import RequestOutput
 from headrace.request.sampling_params import SamplingParams
 

@@ -11,7 +11,7 @@ from headrace.observers.dump_files import LOGITS, NAMES, STREAM, K, V
 from headrace.observers.dumper import Dumper
 from headrace.request.checks import at_least, bad_value, listed, some_of, switch
 from headrace.runner.model_runner import ModelRunner
-from headrace.runner.observing import build_dumper
+from headrace.runner.step_reading import StepReader
 
 log = get_logger(__name__)
 
@@ -65,17 +65,7 @@ class StepDumper:
                 remedy="Ask for eager too, or leave stream out of names",
             )
         chosen = _layers(layers, runner.persona.traits.num_layers)
-        self._dumper = build_dumper(
-            runner.model,
-            runner.plan,
-            name=runner.config.model,
-            rows=runner.rows,
-            tables=runner.page_tables,
-            folder=_folder(folder),
-            layers=chosen,
-            names=frozenset(wanted),
-            most=steps,
-        )
+        self._dumper = _dumper(runner, _folder(folder), chosen, frozenset(wanted), steps)
         if eager:
             runner.selector.only_eager(EAGER_REASON)
         runner.observers = runner.observers.plus(self._dumper)
@@ -100,6 +90,25 @@ class StepDumper:
             )
         log.info("Dump of %d steps written to %s", len(dumper.files), dumper.folder)
         return list(dumper.files)
+
+
+def _dumper(
+    runner: ModelRunner, folder: Path, layers: list[int], names: frozenset[str], most: int | None
+) -> Dumper:
+    plan, model = runner.plan, runner.model
+    return Dumper(
+        folder=folder,
+        layers=layers,
+        names=names,
+        most=most,
+        model=runner.config.model,
+        dtype=plan.dtype.value,
+        backends=(plan.prefill_attention.value, plan.decode_attention.value),
+        reader=StepReader(
+            runner.rows, runner.page_tables, plan.page_size.value, model.attention_layers()
+        ),
+        tapped=model.tapped,
+    )
 
 
 def _layers(asked: Iterable[int] | None, count: int) -> list[int]:

@@ -183,7 +183,7 @@ class Engine:
             pooling=prepared.pooling,
         )
         outputs = [
-            SequenceOutput.of(request, index, self.tokenizer, prepared.stop_ids)
+            SequenceOutput(request, index, self.tokenizer, prepared.stop_ids)
             for index in range(prepared.params.n)
         ]
         with interrupts_held():

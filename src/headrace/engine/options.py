@@ -32,15 +32,15 @@ def checked_stop_ids(
         RequestError: they cannot.
     """
     traits = settled.persona.traits
-    check_params(params, tokenizer, traits.vocab_size)
-    check_routing(params, traits, is_kept=settled.plan.routed_experts.value)
+    _check_params(params, tokenizer, traits.vocab_size)
+    _check_routing(params, traits, is_kept=settled.plan.routed_experts.value)
     ends = stop_ids(params, eos_token_ids)
     check_allowed(params, ends)
     check_structured(params, tokenizer, ends)
     return ends
 
 
-def check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+def _check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
     """Raise `RequestError` for options that this model cannot honour."""
     params.check_vocabulary(vocab_size)
     for name in ("stop", "bad_words"):
@@ -51,7 +51,7 @@ def check_params(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
             )
 
 
-def check_routing(params: SamplingParams, traits: ModelTraits, *, is_kept: bool) -> None:
+def _check_routing(params: SamplingParams, traits: ModelTraits, *, is_kept: bool) -> None:
     """Raise `RequestError` for experts that nobody kept; `is_kept`: since the start."""
     if not params.return_routed_experts or is_kept:
         return

@@ -20,10 +20,11 @@ class PreparedRequest:
     """A request that was found valid; `submit` cannot refuse it.
 
     Attributes:
-        text: the prompt as text, where it came so. pooling: it is to be embedded and makes no
-            token. stop_ids: ids that end it, the model's own
-            included. grammar: of its form, perhaps still being compiled; the sequences wait
-            for it, and one that turns out to be none ends them with "error".
+        text: the prompt as text, where it came so.
+        stop_ids: ids that end it, the model's own included.
+        grammar: of its form, perhaps still being compiled; the sequences wait for it, and one that
+            turns out to be none ends them with "error".
+        pooling: it is to be embedded and makes no token.
     """
 
     text: str | None

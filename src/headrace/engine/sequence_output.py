@@ -1,7 +1,6 @@
 """The text side of one sequence: takes tokens from the scheduler, gives pieces and an output."""
 
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,57 +20,31 @@ class SequenceOutput:
 
     Args:
         index: which of the request's n continuations.
-        text: detokeniser and stop strings; `None` for a checkpoint without tokenizer.
+        tokenizer: `None` for a checkpoint without one.
         hidden_ids: ids that end the sequence and do not show in the text.
-        keeps_logprobs: the request asked for logprobs.
     """
 
     def __init__(
         self,
+        request: Request,
         index: int,
-        text: OutputText | None,
+        tokenizer: Tokenizer | None,
         hidden_ids: frozenset[int],
-        keeps_logprobs: bool,
     ) -> None:
+        params = request.params
+        wants_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
         self.index = index
         self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] | None = [] if keeps_logprobs else None
+        self.logprobs: list[dict[int, Logprob]] | None = [] if wants_logprobs else None
         self.prompt_entries: list[dict[int, Logprob] | None] | None = None
         self.ending: Finished | None = None
         self.vector: NDArray[np.float32] | None = None
         self.states: TokenStates | None = None
         self.routing: NDArray[np.int32] | None = None
-        self._text, self._hidden_ids = text, hidden_ids
+        self._text, self._hidden_ids = _text_of(request, tokenizer), hidden_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
         self._prompt_taken = self._ending_taken = False
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        index: int,
-        tokenizer: Tokenizer | None,
-        hidden_ids: frozenset[int],
-    ) -> Self:
-        """That of one continuation of a request."""
-        params = request.params
-        text = None
-        if tokenizer is not None and request.pooling is None:
-            text = OutputText(
-                tokenizer,
-                request.prompt_token_ids,
-                stops=tuple(params.stop),
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-            )
-        return cls(
-            index,
-            text,
-            hidden_ids=hidden_ids,
-            keeps_logprobs=params.logprobs is not None or bool(params.logprob_token_ids),
-        )
 
     # ---- from the scheduler
 
@@ -146,3 +119,18 @@ class SequenceOutput:
             hidden_states=self.states,
             routed_experts=self.routing,
         )
+
+
+def _text_of(request: Request, tokenizer: Tokenizer | None) -> OutputText | None:
+    """Detokeniser and stop strings of one continuation, where it makes text."""
+    if tokenizer is None or request.pooling is not None:
+        return None
+    params = request.params
+    return OutputText(
+        tokenizer,
+        request.prompt_token_ids,
+        stops=tuple(params.stop),
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+    )

@@ -1,7 +1,6 @@
 """Whose turn it is, where several threads share an engine."""
 
 import threading
-from types import TracebackType
 
 
 class Turns:
@@ -19,12 +18,7 @@ class Turns:
         with self._gate:
             self._work.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._work.release()
 
     def take_if_free(self) -> bool:

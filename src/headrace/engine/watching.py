@@ -13,7 +13,7 @@ from headrace.engine.batch_arguments import Params, Prompts, for_each, listed_pr
 from headrace.engine.batch_explanation import BatchExplanation
 from headrace.engine.dumping import USUAL
 from headrace.engine.engine import Engine
-from headrace.engine.expert_distribution import ExpertRecorder
+from headrace.engine.expert_recorder import ExpertRecorder
 from headrace.engine.explanation import Explanation, explanation_of
 from headrace.engine.rehearsal import DryRequest, rehearse
 from headrace.engine.shared_engine import SharedEngine

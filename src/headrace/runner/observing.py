@@ -1,9 +1,7 @@
 """The observers and taps of a runner, as its plan has them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +16,6 @@ from headrace.observers.routing import RoutedExperts, RoutingBuffer
 from headrace.observers.step_observer import Observers, StepObserver
 from headrace.observers.tap import NO_TAPS, ForwardTap, Taps
 from headrace.runner.memory_sizes import canary_tokens, keeps_routing, routing_tokens
-
-if TYPE_CHECKING:
-    from headrace.observers.dumper import Dumper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,35 +92,6 @@ def build_observers(
     if experts is not None:
         members += _expert_observers(plan, model, experts)
     return Observers(members)
-
-
-def build_dumper(
-    model: CausalDecoder,
-    plan: Plan,
-    *,
-    name: str,
-    rows: Rows,
-    tables: Mapping[str, Tensor],
-    folder: Path,
-    layers: Sequence[int],
-    names: frozenset[str],
-    most: int | None,
-) -> "Dumper":
-    """A dumper of this runner's steps, to be added to its observers."""
-    from headrace.observers.dumper import Dumper
-    from headrace.runner.step_reading import StepReader
-
-    return Dumper(
-        folder=folder,
-        layers=layers,
-        names=names,
-        most=most,
-        model=name,
-        dtype=plan.dtype.value,
-        backends=(plan.prefill_attention.value, plan.decode_attention.value),
-        reader=StepReader(rows, tables, plan.page_size.value, model.attention_layers()),
-        tapped=model.tapped,
-    )
 
 
 def _expert_observers(

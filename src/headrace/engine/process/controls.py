@@ -6,7 +6,7 @@ from typing import Any
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import get_logger
 from headrace.engine.engine import Engine
-from headrace.engine.expert_distribution import ExpertRecorder
+from headrace.engine.expert_recorder import ExpertRecorder
 from headrace.engine.explanation import explanation_of
 from headrace.request.messages import Control, ControlReply, Failure
 from headrace.runner.report import as_dict
