@@ -82,6 +82,14 @@ def test_every_reserve_grows_with_what_it_is_for() -> None:
     assert all(large[name] > small[name] for name in small)
 
 
+def test_activations_are_those_of_the_largest_step() -> None:
+    """A step may hold a whole chunk of prompts and a token of every row that decodes."""
+    traits = persona().traits
+    few = fixed_bytes(traits, plan(max_running_requests=1, chunked_prefill_size=64))
+    many = fixed_bytes(traits, plan(max_running_requests=33, chunked_prefill_size=64))
+    assert many["activations"] * 65 == few["activations"] * 97
+
+
 def test_pool_is_capped_by_what_was_asked_or_can_be_used() -> None:
     assert kv_token_cap(plan(max_total_tokens=100, max_model_len=50)) == 100
     assert kv_token_cap(plan(max_running_requests=2, max_model_len=50, page_size=16)) == 128

@@ -87,7 +87,7 @@ def _cpu() -> Hardware:
         name=_cpu_name(Path("/proc/cpuinfo")),
         platform="cpu",
         memory_bytes=total_host_bytes(MEMINFO, CGROUP),
-        units=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        units=_usable_cores(),
         packages=kernel_packages() | compilers(),
     )
 
@@ -97,8 +97,8 @@ def compilers() -> frozenset[str]:
     return frozenset({COMPILER} if shutil.which(COMPILER) else ())
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_name(cpuinfo: Path) -> str:

@@ -97,7 +97,6 @@ def window_pool_saving(traits: ModelTraits, dtype: str, length: int) -> int:
 def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
     """Bytes set aside besides weights and KV, by name: the `fixed` of `plan_kv_tokens`."""
     rows, attention = plan.num_rows, traits.attention
-    tokens = max(plan.chunked_prefill_size.value, rows)
     width = (
         3 * traits.hidden_size  # residual, normed, output
         + 3 * traits.intermediate_size  # gate, up, their product
@@ -111,7 +110,7 @@ def fixed_bytes(traits: ModelTraits, plan: Plan) -> dict[str, int]:
     bytes_by_name = {
         "rows": rows * (8 * traits.vocab_size + _ROW_SCALAR_BYTES),
         "page tables": rows * plan.max_pages * 4 * len(traits.kv_groups),
-        "activations": tokens * width * ITEM_BYTES[plan.dtype.value],
+        "activations": plan.most_step_tokens * width * ITEM_BYTES[plan.dtype.value],
         "logits": rows * traits.vocab_size * 4 * 3,  # raw, processed, probabilities
     }
     sizes, layers = plan.decode_graph.value, plan.hidden_state_layers.value

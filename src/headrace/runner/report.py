@@ -14,11 +14,7 @@ from headrace.version import __version__
 
 LISTED_SIZES = 4  # a longer list would widen the column of values for everybody
 SCHEMA = 1  # of `as_dict`; grows when a key changes its meaning or goes
-DECIDED_AT_START = (
-    "weight_format",
-    "operators",
-    "kv_tokens",
-)  # what only the device at hand can tell
+DECIDED_AT_START = ("weight_format", "operators", "kv_tokens")  # only the device at hand can tell
 
 
 class Explained(Protocol):
