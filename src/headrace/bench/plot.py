@@ -48,18 +48,34 @@ def draw(models: Mapping[str, Lines], target: Path) -> None:
     Raises:
         UnsupportedError: there is no matplotlib. ConfigError: the file cannot be written.
     """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 * len(models), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    for panel, (name, entries) in zip(panels, models.items(), strict=True):
+        _panel(panel, name, entries)
+    save(figure, target)
+
+
+def check_matplotlib() -> None:
+    """Raise `UnsupportedError` where there is none; ask before the work."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(
             "There is no matplotlib to draw with",
             why=str(error),
             remedy="pip install 'headrace[bench]'",
         ) from None
-    figure = Figure(figsize=(6 * len(models), 4.5), layout="constrained")
-    panels = figure.subplots(1, len(models), squeeze=False)[0]
-    for panel, (name, entries) in zip(panels, models.items(), strict=True):
-        _panel(panel, name, entries)
+
+
+def save(figure: Any, target: Path) -> None:
+    """Write a figure of matplotlib.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
         figure.savefig(target)
     except (OSError, ValueError) as error:

@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"headrace bench serve needs the package {error.name}", remedy=f"Run {INSTALL}"
         ) from error
     if arguments.plot:
-        from headrace.bench.serve.picture import check_matplotlib
+        from headrace.bench.plot import check_matplotlib
 
         check_matplotlib()
     _check_output(arguments)

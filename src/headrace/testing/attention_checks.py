@@ -14,11 +14,11 @@ from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
 from headrace.testing.paged_batches import (
     NAN,
-    TOLERANCE,
     Case,
     Layer,
     Pool,
     Scene,
+    agree,
     check,
     make_scene,
     run,
@@ -250,12 +250,3 @@ class Static:
         mine[:, : table.shape[1]] = table
         self.batch.seq_lens.copy_(scene.batch.seq_lens)
         self.q.copy_(scene.q)
-
-
-def agree(out: Tensor, scene: Scene) -> None:
-    """Live tokens are the reference's; nothing is NaN."""
-    tolerance = TOLERANCE[scene.case.dtype]
-    assert out.isfinite().all(), "the result holds NaN or infinity"
-    torch.testing.assert_close(
-        out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
-    )

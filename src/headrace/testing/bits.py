@@ -30,7 +30,7 @@ from headrace.kernels.noise import derive_seed
 from headrace.models.decoder import CausalDecoder
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
-from headrace.testing.combinations import ALL_OFF
+from headrace.testing.combinations import one_by_one
 from headrace.testing.random_workloads import (
     MAX_MODEL_LEN,
     Ask,
@@ -168,18 +168,8 @@ class Alone:
     """
 
     def __init__(self, asked: EngineConfig, *, longest: int) -> None:
-        self.engine = Engine(
-            replace(
-                asked,
-                **ALL_OFF,
-                page_size=asked.page_size or 16,
-                chunked_prefill_size=longest,
-                max_total_tokens=max(longest, asked.max_model_len or 0),
-                max_running_requests=1,
-                enable_prefix_cache=False,
-                enable_overlap=False,
-            )
-        )
+        page_size = asked.page_size or 16
+        self.engine = Engine(one_by_one(asked, longest=longest, page_size=page_size))
 
     def output(self, ask: Ask) -> Output:
         """Of several sequences each runs by itself too, with the seed that is its own."""

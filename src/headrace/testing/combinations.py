@@ -43,6 +43,24 @@ CAPTURE_COST = 3  # of a configuration that captures or compiles, in those that 
 RETRACT_EVERY = 2  # steps
 
 
+def one_by_one(asked: EngineConfig, *, longest: int, **options: Any) -> EngineConfig:
+    """An engine that runs each sequence by itself: eager, in one chunk, without cache and overlap.
+
+    Args:
+        longest: tokens of the longest sequence.
+    """
+    return replace(
+        asked,
+        **ALL_OFF,
+        chunked_prefill_size=longest,
+        max_total_tokens=max(longest, asked.max_model_len or 0),
+        max_running_requests=1,
+        enable_prefix_cache=False,
+        enable_overlap=False,
+        **options,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """One way to run the workload.

@@ -286,20 +286,25 @@ LSE_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 
 
 def check(case: Case, kind: type[AttentionBackend], *, with_lse: bool = False) -> None:
-    """Live tokens agree with the reference; nothing is NaN, whatever lies around them."""
+    """Result, and lse where it is asked, are the reference's, whatever lies around live tokens."""
     scene = make_scene(case)
     out, lse = run(scene, scene.backend(kind), with_lse=with_lse)
-    tolerance = TOLERANCE[case.dtype]
     assert out.dtype == case.dtype, f"result in {out.dtype}"
-    assert out.isfinite().all(), "the result holds NaN or infinity"
-    torch.testing.assert_close(
-        out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
-    )
+    agree(out, scene)
     if lse is not None:
         tolerance = LSE_TOLERANCE[case.dtype]
         torch.testing.assert_close(
             lse[scene.live].double(), scene.expected_lse[scene.live], rtol=tolerance, atol=tolerance
         )
+
+
+def agree(out: Tensor, scene: Scene) -> None:
+    """Live tokens are the reference's; nothing is NaN."""
+    tolerance = TOLERANCE[scene.case.dtype]
+    assert out.isfinite().all(), "the result holds NaN or infinity"
+    torch.testing.assert_close(
+        out[scene.live].double(), scene.expected[scene.live], rtol=tolerance, atol=tolerance
+    )
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, prefix: int, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,12 @@ from typing import Any
 from headrace.config.engine_config import EngineConfig
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
+from headrace.testing.combinations import CACHES
 
 LONGEST_PROMPT, MOST_TOKENS = 110, 14
 LONG_PROMPT = 300  # of some: enough tokens for a step in parts, whose layers wait for others
 MAX_MODEL_LEN = 320
 ROWS = 8
-CACHES = ("off", "cold", "warm", "hit")
 GRAPHS = (("auto", "auto"), ("auto", "off"), ("off", "auto"), ("off", "off"))  # decode, prefill
 
 

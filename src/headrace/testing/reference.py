@@ -22,7 +22,7 @@ from headrace.request.outcome import Logprob
 from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.sampler import Sampler
 from headrace.sampling.step_sampler import StepSampler
-from headrace.testing.combinations import ALL_OFF
+from headrace.testing.combinations import one_by_one
 
 PAGE_SIZE = 32  # one that no configuration has
 REQUEST = "scored"  # id of the one request that runs
@@ -111,20 +111,15 @@ class Reference:
         dtype: str = "float32",
     ) -> None:
         self.engine = Engine(
-            replace(
+            one_by_one(
                 config,
-                **ALL_OFF,
+                longest=longest,
                 dtype=dtype,
                 kv_cache_dtype="auto",
                 attention_backend="torch_native",
                 prefill_attention_backend=None,
                 decode_attention_backend=None,
                 page_size=PAGE_SIZE,
-                chunked_prefill_size=longest,
-                max_total_tokens=max(longest, config.max_model_len or 0),
-                max_running_requests=1,
-                enable_prefix_cache=False,
-                enable_overlap=False,
                 deterministic=False,
             )
         )

@@ -6,23 +6,11 @@ from typing import Any
 
 import numpy
 
-from headrace.base.errors import ConfigError, UnsupportedError
+from headrace.bench.plot import save
 from headrace.bench.serve.run import Run
 from headrace.bench.serve.summary import LATENCIES, Summary, latency_seconds, running_steps
 
 SECTIONS = 60  # of a run's time
-
-
-def check_matplotlib() -> None:
-    """Raise `UnsupportedError` where there is none; ask before the work."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(
-            "There is no matplotlib to draw with",
-            why=str(error),
-            remedy="pip install 'headrace[bench]'",
-        ) from None
 
 
 def draw(runs: Sequence[tuple[Run, Summary]], title: str, target: Path) -> None:
@@ -42,10 +30,7 @@ def draw(runs: Sequence[tuple[Run, Summary]], title: str, target: Path) -> None:
     else:
         _curve(left, runs, "tpot")
         _curve(right, runs, "ttft")
-    try:
-        figure.savefig(target)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{target} cannot be written", why=str(error)) from None
+    save(figure, target)
 
 
 def _over_time(panel: Any, run: Run) -> None:
