@@ -12,6 +12,7 @@ from tiny_engine import make_engine
 from headrace.base.errors import ConfigError
 from headrace.cli.main import main
 from headrace.engine.engine import Engine
+from headrace.observers.dump_diff import diff_dumps
 from headrace.observers.dump_files import open_dump
 
 
@@ -46,9 +47,19 @@ def test_tokens_that_part_are_told_and_nothing_behind_is_compared(
     found = compare(tmp_path / "a", tmp_path / "b")
     assert found.agrees
     assert found.tokens == 12
+    assert found.alone == (12, 12)
     (parting,) = found.partings
     assert (parting.sequence, parting.position) == ("request-0", 12)
     assert "nothing from there on is compared" in str(found)
+
+
+def test_tokens_that_one_dump_lacks_are_told(engine: Engine, tmp_path: Path) -> None:
+    last = dump(engine, tmp_path / "a", prompts()[:1], names=["k"])[-1]
+    whole = open_dump(tmp_path / "a")
+    found = diff_dumps(whole, whole[:-1])
+    assert found.alone == (len(last.read("live")[0]), 0)
+    assert f"not in both: {found.alone[0]} tokens of the first dump, 0 of" in str(found)
+    assert "not in both" not in str(diff_dumps(whole, whole))
 
 
 def test_sequences_of_other_names_are_paired_in_order(engine: Engine, tmp_path: Path) -> None:
@@ -93,10 +104,12 @@ def test_files_that_are_no_steps_are_refused(engine: Engine, tmp_path: Path) -> 
         ("Its bucket is", {"bucket": "[1]"}, {}),
         ("Its dtype is 'int3'", {"dtype": '"int3"'}, {}),
         ("Expecting value", {"path": "eager"}, {}),
+        ("Maximum recursion", {"rows": "[" * 10_000}, {}),
         ("Its sequence leads beyond the 0", {"sequences": "[]"}, {}),
         ("Its positions is I64 of shape .1.", {}, {"positions": short["positions"]}),
         ("Its live is I64", {}, {"live": tensors["positions"].clone()}),
         ("Its k.0 is F32 of shape .1, ", {}, {"k.0": short["k.0"]}),
+        ("Its k.0 is F8", {}, {"k.0": tensors["k.0"].to(torch.float8_e4m3fn)}),
         ("Its logits is F32 of shape .272.", {}, {"logits": tensors["logits"][0].clone()}),
         ("Its logit_token leads beyond the 20", {}, {"logit_token": torch.tensor([20])}),
         ("contain tensor sequence", {}, {"sequence": None}),
@@ -113,6 +126,8 @@ def test_dumps_without_anything_in_common_are_refused(engine: Engine, tmp_path: 
     dump(engine, tmp_path / "b", [[4, 5, 6]], names=["k"])
     with pytest.raises(ConfigError, match="nothing in common"):
         compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ConfigError, match="holds no dump"):
+        open_dump("~nobody-of-this-name/dump")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "step-000001.safetensors").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -59,10 +59,12 @@ class DumpDiff:
         dtype: whose tolerance holds. tensors: in the order in which a forward makes them.
         paths: of the steps of each dump. partings: where tokens differ.
         paired_by: "name" or "order" of the sequences. missing: tensors that one dump has alone.
+        tokens: that were compared. alone: tokens of each dump that were not.
     """
 
     dtype: str
     tokens: int
+    alone: tuple[int, int]
     paired_by: str
     paths: tuple[str, str]
     tensors: tuple[Compared, ...]
@@ -97,6 +99,8 @@ class DumpDiff:
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.tokens} tokens paired by {self.paired_by}; paths {' and '.join(self.paths)}"
+        if any(self.alone):
+            yield "not in both: {} tokens of the first dump, {} of the second".format(*self.alone)
         for parting in self.partings:
             yield (
                 f"{parting.sequence}: token {parting.token} and {parting.other} at position "
@@ -147,6 +151,7 @@ def diff_dumps(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Dump
     return DumpDiff(
         dtype=dtype,
         tokens=sum(map(len, pairs.values())),
+        alone=pairing.alone,
         paired_by=pairing.paired_by,
         paths=(_paths(ours), _paths(theirs)),
         tensors=tuple(_compare(name, pairs, ours, theirs, TOLERANCES[dtype]) for name in known),

@@ -36,7 +36,7 @@ K, V, STREAM, LOGITS = NAMES = ("k", "v", "stream", "logits")
 COLUMNS = ("input_ids", "positions", "sequence", "live")
 LOGIT_TOKEN = "logit_token"
 SCHEMA = 1
-_FLOATS = ("F", "BF")
+_FLOATS = ("F16", "BF16", "F32", "F64")
 _DTYPES = {
     **dict.fromkeys((*COLUMNS, LOGIT_TOKEN), ("I64",)),
     **dict.fromkeys((K, V, STREAM), _FLOATS),
@@ -140,7 +140,10 @@ def open_dump(folder: str | Path) -> list[DumpedStep]:
     Raises:
         ConfigError: it is no folder with a dump, or a file cannot be read.
     """
-    files = sorted(Path(folder).expanduser().glob("step-*.safetensors"))
+    try:
+        files = sorted(Path(folder).expanduser().glob("step-*.safetensors"))
+    except RuntimeError:  # "~" of a user that there is not
+        files = []
     if not files:
         raise ConfigError(
             f"{folder} holds no dump",
@@ -156,7 +159,7 @@ def _opened(files: Sequence[Path]) -> Iterator[DumpedStep]:
                 facts = StepFacts.of(file.metadata() or {}, path)
                 names = frozenset(file.keys())
                 _check_tensors(file, names, facts)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{path} cannot be read", why=str(error)) from error

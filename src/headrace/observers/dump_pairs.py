@@ -38,11 +38,13 @@ class Pairing:
         paired_by: "name" or "order" of the sequences.
         pairs: by the steps of the two dumps.
         partings: where the tokens of a sequence differ.
+        alone: tokens of each dump that have no pair.
     """
 
     paired_by: str
     pairs: dict[tuple[int, int], list[Pair]]
     partings: list[Parting]
+    alone: tuple[int, int]
 
 
 def pair_tokens(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Pairing:
@@ -54,7 +56,9 @@ def pair_tokens(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Pai
     for mine, other in names:
         for pair in _common(mine, a[mine], b[other], partings):
             pairs[pair.ours[0], pair.theirs[0]].append(pair)
-    return Pairing(paired_by=paired_by, pairs=dict(pairs), partings=partings)
+    common = sum(map(len, pairs.values()))
+    mine, other = (sum(map(len, tokens.values())) - common for tokens in (a, b))
+    return Pairing(paired_by=paired_by, pairs=dict(pairs), partings=partings, alone=(mine, other))
 
 
 @dataclass(frozen=True, slots=True)
