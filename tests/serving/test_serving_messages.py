@@ -45,6 +45,21 @@ def says(engine: FakeEngine) -> Callable[..., None]:
     return say
 
 
+def test_an_agent_that_asks_for_more_than_the_context_gets_what_there_is(
+    http, engine, says
+) -> None:
+    """Agents ask for 32,000 tokens whatever the model; each of their requests was refused."""
+    room = (
+        engine.info.max_model_len
+        - http.post(f"{ROUTE}/count_tokens", json={"messages": HELLO}).json()["input_tokens"]
+    )
+    says("Hel", "lo", ending=Finished("length"))
+    assert message(http, max_tokens=32_000)["stop_reason"] == "model_context_window_exceeded"
+    assert engine.params.max_tokens == room
+    assert events(http, max_tokens=room)[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert engine.params.max_tokens == room
+
+
 def message(http: TestClient, **fields: Any) -> dict[str, Any]:
     answer = http.post(ROUTE, json={"max_tokens": 100, "messages": HELLO, **fields})
     assert answer.status_code == 200, answer.text

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headrace.base.shown import shown
+from headrace.request.messages import Submit
 from headrace.serving.anthropic.message_request import CountRequest, MessageRequest, TurnOfTalk
 from headrace.serving.errors import invalid, of_fields, with_names
 from headrace.serving.openai.chat_plan import ChatPlan, chat_prompt, plan_chat
@@ -30,13 +32,23 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 async def plan_message(service: Service, body: MessageRequest, name: str) -> ChatPlan:
     """Raises `ApiError` for what this server or model cannot do."""
     with with_names(_NAMES):
-        return await plan_chat(service, _as_chat(body, service), name)
+        plan = await plan_chat(service, _as_chat(body, service), name)
+    _end_with_the_context(plan.submit, service.info.max_model_len)
+    return plan
 
 
 async def message_prompt(service: Service, body: CountRequest) -> str:
     """The prompt alone. Raises likewise."""
     with with_names(_NAMES):
         return await chat_prompt(service, _as_chat(body, service))
+
+
+def _end_with_the_context(submit: Submit, longest: int) -> None:
+    """Agents ask for as many tokens as the largest models give, whatever the prompt. Anthropic's
+    newer models then end where the context does, and say so."""
+    room = longest - len(submit.prompt_token_ids)
+    if 0 < room < (submit.params.max_tokens or 0):
+        submit.params = replace(submit.params, max_tokens=room)
 
 
 def _as_chat(body: CountRequest, service: Service) -> ChatRequest:

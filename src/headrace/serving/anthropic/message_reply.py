@@ -16,6 +16,7 @@ from headrace.serving.openai.chat_plan import ChatPlan
 # Of chats -> of messages. What an operator ended is not whole; no reason of theirs says more.
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ABORTED = "pause_turn"
+_OUT_OF_CONTEXT = "model_context_window_exceeded"
 _ERRORS = {503: "overloaded_error", 400: "invalid_request_error"}
 
 
@@ -42,10 +43,15 @@ class MessageAnswer(msgspec.Struct):
 
 
 class MessageReply:
-    """Makes the reply to one request; the stream sends as it comes what the other form joins."""
+    """Makes the reply to one request; the stream sends as it comes what the other form joins.
 
-    def __init__(self, plan: ChatPlan, generation: Generation, model: str) -> None:
+    Args:
+        most: tokens that the request allows; more than the plan's where the context ends first.
+    """
+
+    def __init__(self, plan: ChatPlan, generation: Generation, model: str, most: int) -> None:
         self._generation, self._model = generation, model
+        self._is_cut = plan.submit.params.max_tokens != most
         self._interpreter = plan.interpreter()
         self._blocks = Blocks(self._interpreter)
         self._reason: str | None = None
@@ -75,6 +81,8 @@ class MessageReply:
             return
         reason = self._interpreter.finish_reason(ending.reason)
         self._reason = _REASONS.get(reason, _ABORTED)
+        if reason == "length" and self._is_cut:
+            self._reason = _OUT_OF_CONTEXT
         if reason == "stop" and isinstance(ending.stop_reason, str):
             self._reason, self._stop = "stop_sequence", ending.stop_reason
 

@@ -31,7 +31,7 @@ async def create_message(
     plan = await plan_message(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
-    return Answer(generation, MessageReply(plan, generation, model), failure_event)
+    return Answer(generation, MessageReply(plan, generation, model, body.max_tokens), failure_event)
 
 
 @router.post(f"{ROUTE}/count_tokens", responses=replies())
