@@ -50,6 +50,7 @@ def test_killed_in_mid_stream_started_again_and_drained(
 ) -> None:
     async def run() -> None:
         client = await EngineClient.start(tiny_config(llama_folder), restart=True, program=FAULTY)
+        assert client.load.pages_free == client.load.pages_total > 0  # known before any request
         assert not list(own_folder.iterdir())  # the socket's name is gone once both have it
         await killed(client)
         await started_again(client)
@@ -74,6 +75,7 @@ def test_killed_in_mid_stream_started_again_and_drained(
         while client.state == "starting":
             await asyncio.sleep(0.01)
         assert (client.state, client.restarts) == ("ready", 1)
+        assert client.load.pages_free == client.load.pages_total > 0
         assert (await answer(client, request(params=SHORT))).endings()[0].reason == "length"
 
     async def drained_by_a_signal(client: EngineClient) -> None:

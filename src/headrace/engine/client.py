@@ -266,7 +266,7 @@ class EngineClient:
         elif isinstance(message, Draining):
             self.state = "draining"
         elif isinstance(message, Ready):
-            self.state, self._info = "ready", message.info
+            self.state, self._info, self.load = "ready", message.info, message.load
             self._settle_start(None)
         elif isinstance(message, StartFailed):
             self._settle_start(message.failure.error())

@@ -136,8 +136,40 @@ class Hello(msgspec.Struct, array_like=True, tag="hello"):
     pid: int
 
 
+class Load(msgspec.Struct, array_like=True, frozen=True):
+    """How busy the engine is: sequences that run and wait, pages of the KV pool, and what it has
+    done since its start.
+
+    Attributes:
+        pages_cached: in the prefix cache. pages_evictable: those of them that nobody reads.
+        prompt_tokens: of sequences when they first ran. cached_tokens: those of them that the
+            prefix cache held. output_tokens: sampled and taken.
+        kv_canary_violations: slots and fed tokens that the KV canary found wrong.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_evictable: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    retractions: int = 0
+    kv_canary_violations: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool that running sequences hold, 0 to 1; what only the prefix cache
+        holds can be had at once and does not count."""
+        used = self.pages_total - self.pages_free - self.pages_evictable
+        return used / self.pages_total if self.pages_total else 0.0
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     info: EngineInfo
+    load: Load = Load()
 
 
 class StartFailed(msgspec.Struct, array_like=True, tag="start_failed"):
@@ -180,37 +212,6 @@ class Delta(msgspec.Struct, array_like=True):
     embedding: bytes | None = None
     hidden_states: PackedStates | None = None
     routed_experts: bytes | None = None
-
-
-class Load(msgspec.Struct, array_like=True, frozen=True):
-    """How busy the engine is: sequences that run and wait, pages of the KV pool, and what it has
-    done since its start.
-
-    Attributes:
-        pages_cached: in the prefix cache. pages_evictable: those of them that nobody reads.
-        prompt_tokens: of sequences when they first ran. cached_tokens: those of them that the
-            prefix cache held. output_tokens: sampled and taken.
-        kv_canary_violations: slots and fed tokens that the KV canary found wrong.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0
-    pages_evictable: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    retractions: int = 0
-    kv_canary_violations: int = 0
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV pool that running sequences hold, 0 to 1; what only the prefix cache
-        holds can be had at once and does not count."""
-        used = self.pages_total - self.pages_free - self.pages_evictable
-        return used / self.pages_total if self.pages_total else 0.0
 
 
 class Turn(msgspec.Struct, array_like=True, tag="turn"):

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], build: Build | None = None) -> int:
             return 1
         link.catch_signals()
         set_aside_what_stays()
-        link.send(Ready(_info(engine, time.monotonic() - started)))
+        link.send(Ready(_info(engine, time.monotonic() - started), engine.load()))
         return _serve(engine, link)
     finally:
         link.close()
