@@ -12,7 +12,8 @@ from headrace.base.unknown_names import OtherWords, names_answered
 WORDS = OtherWords(
     renamed={"max_num_seqs": "rows"},
     switches={"enforce_eager": {"graph": "off", "pages": 1}, "enable_metrics": {}},
-    advice={"quantization": "weights are as they are"},
+    advice={"quantization": "weights are as they are", "no_lora": "there is none"},
+    families={"lora": "it has none"},
 )
 
 
@@ -29,8 +30,12 @@ class Mill:
     [
         ("max_num_seqs", "use rows"),
         ("enforce_eager", "use graph='off', pages=1"),
-        ("enable_metrics", "it is always on"),
+        ("enable_metrics", "it is always so; leave it out"),
         ("quantization", "weights are as they are"),
+        ("max_lora_rank", "it has none"),
+        ("--lora-paths", "it has none"),
+        ("no_lora", "there is none"),
+        ("explorable", ""),
         ("pagse", "did you mean pages?"),
         ("quantisation", "as for quantization: weights are as they are"),
         ("enforc_eager", "as for enforce_eager: use graph='off', pages=1"),

@@ -8,7 +8,7 @@ import pytest
 from headrace.cli import bench_serve
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.main import main
-from headrace.cli.other_flags import OF_BENCH_SERVE
+from headrace.cli.other_flags import OF_BENCH_SERVE, ONLY
 from headrace.config.engine_config import EngineConfig
 
 
@@ -48,7 +48,9 @@ def test_a_misspelt_flag_is_guessed(capsys) -> None:
         ("explain", "--max-new-tokens", ""),
         ("generate", "--guided-regex", "use --structured regex=..."),
         ("explain", "--model", "MODEL stands without a flag"),
-        ("explain", "--schedule-policy", "requests run by their priority, then as they come"),
+        ("explain", "--skip-tokenizer-init", "token ids go in and come out of any model"),
+        ("serve", "--max-log-len", "texts of requests are never logged"),
+        ("serve", "--speculative-num-steps", "this version does not have it"),
         ("chat", "-p", "headrace generate has it"),
         ("serve", "--quantization", "weights are taken as the checkpoint has them; "),
         ("generate", "--enable-expert-parallel", "this version runs on one device; leave it out"),
@@ -99,9 +101,42 @@ def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> 
     )
 
 
-def test_two_devices_are_refused_in_a_line(capsys) -> None:
-    assert main(["explain", "m", "--tensor-parallel-size", "2"]) == 2
-    assert "--tensor-parallel-size is 2. This version runs on one" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size is 2. This version runs on one"),
+        (("-tp", "2"), "-tp is 2. This version runs on one device; leave it out."),
+        (("--schedule-policy=lpm",), "--schedule-policy is lpm. Requests run by their priority"),
+        (("--tp",), "--tp needs a value."),
+        (("--max-num-seqs", "4k"), "'4k' is not a whole number like 4096"),
+        (("--mem-fraction-static", "90%"), "'90%' is not a number like 0.5"),
+    ],
+)
+def test_a_value_that_is_not_here_is_refused_in_a_line(typed, told, capsys) -> None:
+    try:
+        status = main(["explain", "m", *typed])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_value_that_is_so_anyway_is_taken(monkeypatch) -> None:
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr("headrace.cli.explain.run", lambda parsed: found.append(parsed) or 0)
+    for theirs, values in ONLY.items():
+        assert [main(["explain", "m", theirs, value]) for value in values] == [0] * len(values)
+    assert {engine_config(each) for each in found} == {EngineConfig(model="m")}
+
+
+@pytest.mark.parametrize(
+    "typed", [("--cuda-graph-bs", "1", "2", "4"), ("--cudagraph-capture-sizes=1,2,4",)]
+)
+def test_sizes_of_graphs_may_be_words_of_their_own(typed, monkeypatch) -> None:
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr("headrace.cli.explain.run", lambda parsed: found.append(parsed) or 0)
+    assert main(["explain", "m", *typed, "--seed", "3"]) == 0
+    assert engine_config(found[0]) == EngineConfig(model="m", decode_graph=(1, 2, 4), seed=3)
 
 
 def test_a_prompt_without_its_flag_is_answered(capsys) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from headrace.base.errors import ConfigError, UnknownOptionError
 from headrace.config.engine_config import MAX_LAYERS, PAGE_SIZES, EngineConfig
-from headrace.config.other_words import ENGINE_WORDS, ONE_ONLY
+from headrace.config.other_words import AS_HERE, ATTENTION_NAMES, ENGINE_WORDS
 
 
 class Unprintable:
@@ -125,7 +125,9 @@ def test_good_values_pass_and_become_plain(name: str, values: list[Any]) -> None
 
 
 def test_messages_read_well() -> None:
-    with pytest.raises(ConfigError, match=r"^page_size is 3\. Allowed: 1, 2, 4, .*128; or None\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^page_size is 3\. Allowed: 1, 2, 4, .*128; or left out \(None\)\.$"
+    ):
         EngineConfig(model="tiny", page_size=3)
     with pytest.raises(ConfigError, match=r"^seed is of type int and cannot be printed\. Allowed"):
         EngineConfig(model="tiny", seed=HUGE)
@@ -142,6 +144,9 @@ def test_messages_read_well() -> None:
         ("max_num_seqs", "use max_running_requests"),
         ("enforce_eager", "use decode_graph='off', prefill_graph='off'"),
         ("trust_remote_code", "code that comes with a checkpoint is never run"),
+        ("enable_chunked_prefill", "it is always so; leave it out"),
+        ("max_lora_rank", "this version does not have it"),
+        ("data_parallel_rank", "this version runs on one device; leave it out"),
     ],
 )
 def test_an_option_that_there_is_not_is_answered(option: str, answer: str) -> None:
@@ -155,8 +160,8 @@ def test_other_words_lead_to_options_of_ours() -> None:
     ours = set(EngineConfig.field_help())
     words = ENGINE_WORDS
     assert set(words.renamed.values()) <= ours
-    assert not ours & {*words.renamed, *words.switches, *words.advice}
-    assert set(ONE_ONLY) <= set(words.advice)
+    assert not ours & {*words.renamed, *words.switches, *words.advice, *AS_HERE}
+    assert all(words.exact_answer(theirs) for theirs in AS_HERE)
     for options in words.switches.values():
         EngineConfig(model="tiny", **options)
 
@@ -165,6 +170,12 @@ def test_other_words_lead_to_options_of_ours() -> None:
 def test_dtypes_are_taken_as_others_write_them(written: object) -> None:
     config = EngineConfig(model="tiny", dtype=written, kv_cache_dtype=written)  # type: ignore[arg-type]
     assert (config.dtype, config.kv_cache_dtype) == ("float16", "float16")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ATTENTION_NAMES.items())
+def test_backends_are_taken_as_others_write_them(theirs: str, ours: str) -> None:
+    config = EngineConfig(model="tiny", attention_backend=theirs, decode_attention_backend="own")
+    assert (config.attention_backend, config.decode_attention_backend) == (ours, "own")
 
 
 @pytest.mark.parametrize("written", ["fp8", "Half", "torch.int8", 16, ["half"]])

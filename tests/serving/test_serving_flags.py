@@ -132,7 +132,7 @@ def test_file_environment_and_flags_in_this_order(tmp_path, monkeypatch) -> None
         ("no_such: 1\nport: 1", r"unknown options: no_such\."),
         ("page_sise: 1", r"unknown options: page_sise \(did you mean --page-size\?\)\."),
         ("quantization: fp8", "unknown options: quantization .weights are taken as"),
-        ("port: x", r"^port in .*serve\.yaml: invalid int value: 'x'"),
+        ("port: x", r"^port in .*serve\.yaml: 'x' is not a whole number"),
         ("[1]", "no options"),
         ("a: [", "read"),
     ],
@@ -152,7 +152,7 @@ def test_a_switch_in_the_environment_that_is_neither(monkeypatch) -> None:
 
 def test_a_variable_that_cannot_be_read_is_named(monkeypatch) -> None:
     monkeypatch.setenv("HEADRACE_PORT", "x")
-    with pytest.raises(ConfigError, match=r"^HEADRACE_PORT: invalid int value: 'x'"):
+    with pytest.raises(ConfigError, match=r"^HEADRACE_PORT: 'x' is not a whole number"):
         parsed("tiny")
 
 
@@ -175,6 +175,8 @@ def test_a_variable_that_means_nothing_is_warned_about(monkeypatch, capsys) -> N
         ({"on_engine_death": "mourn"}, "on_engine_death"),
         ({"ssl_certfile": "a"}, "ssl_keyfile is not given"),
         ({"ssl_keyfile": "a"}, "ssl_certfile is not given"),
+        ({"cors_origins": '["*"]'}, r"cors_origins holds '\["),
+        ({"cors_origins": "https://a.test, b.test"}, "cors_origins holds 'b.test'"),
         ({"api_key": "same", "admin_api_key": "same"}, "same as api_key"),
         ({"api_key": " "}, "api_key"),
     ],

@@ -23,11 +23,13 @@ class OtherWords:
         renamed: their name -> ours; the value stays as it is.
         switches: their switch -> our options with their values; none: it is always on.
         advice: their name -> what to use in its place, or why there is nothing.
+        families: a word in their names, as the lora of enable_lora -> why there are none of these.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
+    families: Mapping[str, str] = field(default_factory=dict)
 
     def exact_answer(self, name: str) -> str:
         """What to write in place of one of these words; "" where it is none."""
@@ -35,8 +37,11 @@ class OtherWords:
             return f"use {self.renamed[name]}"
         if name in self.switches:
             ours = [f"{option}={value!r}" for option, value in self.switches[name].items()]
-            return f"use {', '.join(ours)}" if ours else "it is always on"
-        return self.advice.get(name, "")
+            return f"use {', '.join(ours)}" if ours else "it is always so; leave it out"
+        if name in self.advice:
+            return self.advice[name]
+        parts = name.replace("-", "_").split("_")
+        return next((self.families[part] for part in parts if part in self.families), "")
 
     def answer(self, name: str, known: Collection[str]) -> str:
         """What to write in place of `name`, which is none of `known`; "" where nobody knows."""

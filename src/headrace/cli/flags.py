@@ -11,8 +11,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from headrace.cli.parser import default_text
 
-_READERS = ((float, "X"), (int, "N"), (str, "NAME"))
-
 
 def flag_of(option: str) -> str:
     """--max-model-len for max_model_len"""
@@ -106,14 +104,32 @@ def _reader(hint: Any) -> dict[str, Any]:
             return {"type": integers, "metavar": "ID,ID,..."}
         if origin is not None and issubclass(origin, Mapping):
             return {"type": _biases, "metavar": "ID=BIAS,..."}
-    for reader, metavar in _READERS:
-        if reader in kinds:
+    for kind, reader, metavar in (
+        (float, _number, "X"),
+        (int, integer, "N"),
+        (str, str, "NAME"),
+    ):
+        if kind in kinds:
             return {"type": reader, "metavar": metavar}
     raise AssertionError(f"no reader for {hint}")
 
 
 def _graph_sizes(text: str) -> str | tuple[int, ...]:
     return text if text.isalpha() else integers(text)
+
+
+def integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number like 4096") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number like 0.5") from None
 
 
 def integers(text: str) -> tuple[int, ...]:

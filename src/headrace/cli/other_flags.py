@@ -6,18 +6,22 @@ from typing import Any
 from headrace.base.errors import ConfigError
 from headrace.base.unknown_names import OtherWords
 from headrace.cli.flags import flag_of
-from headrace.config.other_words import ENGINE_WORDS
-from headrace.config.other_words import ONE_ONLY as ONE_ONLY_OPTIONS
+from headrace.config.other_words import AS_HERE, ENGINE_WORDS
 from headrace.request.other_words import FORMS, SAMPLING_WORDS
 
 # Theirs of the server -> ours.
 _OF_SERVER = {"enable_log_requests": "log_requests", "allowed_origins": "cors_origins"}
-# A server's switches; what those without ours switch on is always on here.
+# A server's switches; what those without ours ask for is always so here.
 _SERVER_SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "disable_log_requests": {"log_requests": False},
+    "disable_uvicorn_access_log": {},
     "enable_auto_tool_choice": {},
     "enable_cache_report": {},
     "enable_metrics": {},
+    "enable_prompt_tokens_details": {},
+    "enable_reasoning": {},
+    "enable_request_id_headers": {},
+    "enable_trace": {},
 }
 
 
@@ -46,8 +50,10 @@ SWITCHES = {
 }
 """Their flag without a value -> ours."""
 
-ONE_ONLY = tuple(map(flag_of, ONE_ONLY_OPTIONS))
-"""Sizes of groups: 1 is what there is."""
+ONLY = {"-dp": ("1",), "-pp": ("1",), "-tp": ("1",)} | {
+    flag_of(theirs): values for theirs, values in AS_HERE.items()
+}
+"""Their flag -> the values that ask for what is so here anyway."""
 
 _RENAMED = ALIASES | {
     flag_of(theirs): flag_of(ours) for theirs, ours in SAMPLING_WORDS.renamed.items()
@@ -57,6 +63,8 @@ _ADVICE = {
     for words in (SAMPLING_WORDS, ENGINE_WORDS)
     for theirs, advice in words.advice.items()
 } | {flag_of(theirs): f"use --structured {form}=..." for theirs, form in FORMS.items()}
+
+_GRAPH_SIZES = "--decode-graph"  # theirs take a word for each size, ours one for all
 
 _ADDRESS = "use --base-url http://HOST:PORT"
 _LINES = "use --output-file"
@@ -93,17 +101,24 @@ def in_our_names(typed: Sequence[str]) -> list[str]:
             if equals:
                 raise ConfigError(f"{name} takes no value")
             ours += SWITCHES[name]
-        elif name in ONE_ONLY:
+        elif name in ONLY:
             asked = value if equals else _value_of(name, left)
-            if asked != "1":
-                raise ConfigError(
-                    f"{name} is {asked}",
-                    why="this version runs on one device",
-                    remedy="Leave it out",
-                )
+            if asked not in ONLY[name]:
+                why = ENGINE_WORDS.exact_answer(name.lstrip("-").replace("-", "_"))
+                raise ConfigError(f"{name} is {asked}", why=why)
+        elif name != ALIASES.get(name, name) == _GRAPH_SIZES and not equals:
+            ours += [_GRAPH_SIZES, ",".join(_leading_numbers(left))]
         else:
             ours.append(ALIASES.get(name, name) + equals + value)
     return ours
+
+
+def _leading_numbers(left: list[str]) -> list[str]:
+    """Take what stands in front as 1 2 4, in one word or many."""
+    numbers = [left.pop(0)] if left else []
+    while left and left[0].isdecimal():
+        numbers.append(left.pop(0))
+    return numbers
 
 
 def _value_of(name: str, left: list[str]) -> str:
@@ -124,5 +139,6 @@ def meant(flag: str, known: Collection[str]) -> str:
     words = OtherWords(
         renamed={theirs: ours for theirs, ours in _RENAMED.items() if ours in known},
         advice=_ADVICE | {theirs: f"use {' '.join(ours)}" for theirs, ours in switches.items()},
+        families=ENGINE_WORDS.families,
     )
     return words.answer(flag, known)

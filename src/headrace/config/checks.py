@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.base.errors import ConfigError
 from headrace.base.shown import shown
-from headrace.config.other_words import DTYPE_NAMES
+from headrace.config.other_words import ATTENTION_NAMES, DTYPE_NAMES
 
 Check = Callable[[str, Any], Any]
 
@@ -57,6 +57,17 @@ def dtype_name(*allowed: str) -> Check:
     return check
 
 
+def backend_name() -> Check:
+    """The name of an attention backend, ours or vLLM's; which there are is for the plan to say."""
+    name_of = text("names of registered backends")
+
+    def check(name: str, value: Any) -> str:
+        plain: str = name_of(name, value)
+        return ATTENTION_NAMES.get(plain, plain)
+
+    return check
+
+
 def whole(low: int, high: int, among: tuple[int, ...] | None = None) -> Check:
     """An integer, of Python or of another library; True and False are none."""
     allowed = f"whole numbers from {low} to {high}"
@@ -74,28 +85,21 @@ def whole(low: int, high: int, among: tuple[int, ...] | None = None) -> Check:
     return check
 
 
-def fraction() -> Check:
+def fraction(name: str, value: Any) -> float:
     """A number above 0 and up to 1."""
-
-    def check(name: str, value: Any) -> float:
-        allowed = "numbers in (0, 1]"
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise _refusal(name, value, allowed)
-        # Compared first: a number far beyond the range may have no float.
-        if value <= 0 or not value <= 1 or float(value) == 0.0:
-            raise _refusal(name, value, allowed)
-        return float(value)
-
-    return check
+    allowed = "numbers in (0, 1]"
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise _refusal(name, value, allowed)
+    # Compared first: a number far beyond the range may have no float.
+    if value <= 0 or not value <= 1 or float(value) == 0.0:
+        raise _refusal(name, value, allowed)
+    return float(value)
 
 
-def flag() -> Check:
-    def check(name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise _refusal(name, value, "True or False")
-        return value
-
-    return check
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refusal(name, value, "True or False")
+    return value
 
 
 def sizes(*words: str) -> Check:
@@ -139,7 +143,7 @@ def optional(one: Check) -> Check:
         try:
             return None if value is None else one(name, value)
         except ConfigError as error:
-            raise ConfigError(error.what, remedy=f"{error.remedy}; or None") from None
+            raise ConfigError(error.what, remedy=f"{error.remedy}; or left out (None)") from None
 
     return check
 

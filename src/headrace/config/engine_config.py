@@ -9,6 +9,7 @@ from headrace.config.checks import (
     MAX_INT32,
     MAX_INT64,
     Check,
+    backend_name,
     dtype_name,
     flag,
     fraction,
@@ -27,7 +28,7 @@ PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 MAX_LAYERS = 1024  # above any model's
 
-_NAME = optional(text("names of registered backends"))
+_BACKEND = optional(backend_name())
 _COUNT = optional(whole(1, MAX_INT32))
 
 
@@ -74,7 +75,7 @@ class EngineConfig:
         None, "tokens in the KV pool", optional(whole(1, MAX_INT64))
     )
     mem_fraction: float | None = option(
-        None, "part of device memory for weights and KV pool", optional(fraction())
+        None, "part of device memory for weights and KV pool", optional(fraction)
     )
     page_size: int | None = option(
         None, "tokens per KV page: 1, 2, 4, ... 128", optional(whole(1, 128, PAGE_SIZES))
@@ -85,13 +86,13 @@ class EngineConfig:
     split_prefill_layers: int | None = option(
         None, "layers of a long prompt's step between two decode steps of others", _COUNT
     )
-    enable_prefix_cache: bool = option(True, "keep KV of finished prompts for later ones", flag())
+    enable_prefix_cache: bool = option(True, "keep KV of finished prompts for later ones", flag)
     enable_overlap: bool | None = option(
-        None, "launch a step before reading the one before it", optional(flag())
+        None, "launch a step before reading the one before it", optional(flag)
     )
-    attention_backend: str | None = option(None, "attention backend of both phases", _NAME)
-    prefill_attention_backend: str | None = option(None, "attention backend of prefill", _NAME)
-    decode_attention_backend: str | None = option(None, "attention backend of decode", _NAME)
+    attention_backend: str | None = option(None, "attention backend of both phases", _BACKEND)
+    prefill_attention_backend: str | None = option(None, "attention backend of prefill", _BACKEND)
+    decode_attention_backend: str | None = option(None, "attention backend of decode", _BACKEND)
     decode_graph: str | tuple[int, ...] = option(
         "auto", "auto, off, or batch sizes to capture", sizes("auto", "off")
     )
@@ -117,7 +118,7 @@ class EngineConfig:
         one_of("auto", "off", "on"),
     )
     enable_return_routed_experts: bool = option(
-        False, "let requests ask which experts their tokens were given", flag()
+        False, "let requests ask which experts their tokens were given", flag
     )
     expert_distribution_recorder_mode: str = option(
         "off",
@@ -125,7 +126,7 @@ class EngineConfig:
         one_of("off", "stat", "per_pass", "per_token"),
     )
     deterministic: bool = option(
-        False, "bit-identical results alone or in any batch, chunked or cached", flag()
+        False, "bit-identical results alone or in any batch, chunked or cached", flag
     )
     kv_canary: str = option(
         "off",

@@ -1,11 +1,13 @@
 """What the operator asks of the server. Imports nothing heavy: `--help` reads the fields."""
 
+import re
 from dataclasses import dataclass, fields
 
 from headrace.base.errors import ConfigError
 from headrace.config.checks import MAX_INT32, flag, one_of, optional, text, whole
 from headrace.config.engine_config import option
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\"'\]]+")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NAMES = optional(text("names, separated by commas"))
 _FILE = optional(text("paths of files"))
@@ -27,17 +29,17 @@ class ServerConfig:
     admin_api_key: str | None = option(
         None, "key of the admin routes, which are off without one", optional(text("texts"))
     )
-    enable_admin: bool = option(False, "open the admin routes to whoever may send requests", flag())
+    enable_admin: bool = option(False, "open the admin routes to whoever may send requests", flag)
     served_model_name: str | None = option(
         None, "names the model answers to, separated by commas; by default its path", _NAMES
     )
     check_model_name: bool = option(
-        True, "refuse requests that name another model; off: the name is not read", flag()
+        True, "refuse requests that name another model; off: the name is not read", flag
     )
     refuse_unsupported: bool = option(
         True,
         "refuse fields that cannot be honoured; off: no effect, and answers name them",
-        flag(),
+        flag,
     )
     max_body_bytes: int = option(
         16 * 2**20, "largest request body in bytes", whole(1024, MAX_INT32)
@@ -56,7 +58,7 @@ class ServerConfig:
     max_logprobs: int = option(20, "most logprobs per token that a request may ask", whole(0, 1024))
     max_prompts: int = option(1024, "most prompts, times n, of one request", whole(1, 65536))
     log_level: str = option("info", "debug, info, warning or error", one_of(*LOG_LEVELS))
-    log_requests: bool = option(False, "a log line for each request, without its text", flag())
+    log_requests: bool = option(False, "a log line for each request, without its text", flag)
     otlp_traces_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that gets a span a request, over HTTP",
@@ -92,7 +94,7 @@ class ServerConfig:
         text("names"),
     )
     stream_tool_arguments: bool = option(
-        False, "show tool calls while they are written, also those that are cut off", flag()
+        False, "show tool calls while they are written, also those that are cut off", flag
     )
     ssl_certfile: str | None = option(None, "certificate for https", _FILE)
     ssl_keyfile: str | None = option(None, "key of the certificate", _FILE)
@@ -114,6 +116,13 @@ class ServerConfig:
             raise ConfigError(
                 "admin_api_key is the same as api_key", remedy="Use enable_admin, or another key"
             )
+        for origin in names(self.cors_origins):
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins holds {origin!r}",
+                    why="no browser calls a page's origin so",
+                    remedy="Allowed: origins like https://example.com, separated by commas; or *",
+                )
 
     @classmethod
     def field_help(cls) -> dict[str, str]:
