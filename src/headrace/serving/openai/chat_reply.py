@@ -29,7 +29,6 @@ from headrace.serving.openai.replies import (
     PromptLogprobs,
     Usage,
 )
-from headrace.serving.service import Service
 
 
 @dataclass(slots=True)
@@ -53,13 +52,9 @@ class ChatReply:
     """
 
     def __init__(
-        self,
-        service: Service,
-        body: ChatRequest,
-        plan: ChatPlan,
-        generation: Generation,
-        model: str,
+        self, body: ChatRequest, plan: ChatPlan, generation: Generation, model: str
     ) -> None:
+        service = generation.service
         self._body, self._plan, self._generation = body, plan, generation
         self._model, self._fingerprint = model, service.fingerprint
         self._created = int(time.time())

@@ -19,7 +19,6 @@ from headrace.serving.openai.replies import (
     CompletionLogprobs,
     Usage,
 )
-from headrace.serving.service import Service
 
 
 @dataclass(slots=True)
@@ -46,13 +45,9 @@ class CompletionReply:
     """
 
     def __init__(
-        self,
-        service: Service,
-        body: CompletionRequest,
-        plan: CompletionPlan,
-        generation: Generation,
-        model: str,
+        self, body: CompletionRequest, plan: CompletionPlan, generation: Generation, model: str
     ) -> None:
+        service = generation.service
         self._body, self._plan, self._generation = body, plan, generation
         self._model, self._fingerprint = model, service.fingerprint
         self._created = int(time.time())

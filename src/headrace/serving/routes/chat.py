@@ -31,4 +31,4 @@ async def create_chat_completion(
     plan = await plan_chat(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, [plan.submit], name=name, route=ROUTE, streams=streams)
-    return Answer(generation, ChatReply(service, body, plan, generation, model))
+    return Answer(generation, ChatReply(body, plan, generation, model))

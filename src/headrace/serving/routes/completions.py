@@ -31,4 +31,4 @@ async def create_completion(
     plan = await plan_completion(service, body, name)
     streams = bool(body.stream)
     generation = Generation(service, plan.submits, name=name, route=ROUTE, streams=streams)
-    return Answer(generation, CompletionReply(service, body, plan, generation, model))
+    return Answer(generation, CompletionReply(body, plan, generation, model))
