@@ -57,8 +57,12 @@ def pair_tokens(ours: Sequence[DumpedStep], theirs: Sequence[DumpedStep]) -> Pai
         for pair in _common(mine, a[mine], b[other], partings):
             pairs[pair.ours[0], pair.theirs[0]].append(pair)
     common = sum(map(len, pairs.values()))
-    mine, other = (sum(map(len, tokens.values())) - common for tokens in (a, b))
-    return Pairing(paired_by=paired_by, pairs=dict(pairs), partings=partings, alone=(mine, other))
+    return Pairing(
+        paired_by=paired_by,
+        pairs=dict(pairs),
+        partings=partings,
+        alone=(_count(a) - common, _count(b) - common),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,10 @@ def _index(steps: Sequence[DumpedStep]) -> _Index:
                 name = step.facts.sequences[sequence]
                 found[name][position] = _Token((number, place), token)
     return found
+
+
+def _count(index: _Index) -> int:
+    return sum(map(len, index.values()))
 
 
 def _paired_names(a: _Index, b: _Index) -> tuple[str, list[tuple[str, str]]]:
