@@ -35,6 +35,7 @@ def test_agreement_is_0_and_a_fault_is_1(
     assert "configurations agree with the reference" in shown.out
     assert "Not admitted" in shown.out
     assert shown.err.count(": ok") == 4
+    assert re.match(r"first the reference: \d+ prompts in float32, one by one\n", shown.err)
     assert "; 4 configurations follow, fewer where options are fixed" in shown.err
     assert re.search(r"^1/4 .*: ok, about \d+ s left$", shown.err, flags=re.MULTILINE)
     original = BatchPreparation.fill

@@ -133,6 +133,7 @@ def test_the_command_line_dumps_and_compares(
         dumps = ["--dump-folder", str(tmp_path / name), "--dump-layers", "0,1"]
         ids = ["--prompt-ids", "1,2,3,4", "--max-tokens", "3", "--json", "--temperature", "0"]
         assert main(["generate", str(llama_folder), *flags, *ids, *dumps]) == 0
+        assert f"\ndump: {tmp_path / name}\n" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "the dumps agree" in capsys.readouterr().out
@@ -211,6 +212,16 @@ def test_what_was_raised_within_is_what_is_heard(
             llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
     with pytest.raises(RequestError, match="This LLM is closed"), llm.dump(tmp_path / "b"):
         pass
+
+
+def test_the_command_line_says_where_the_profile_is(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--load-format", "dummy", "--device", "cpu", "--max-model-len", "16"]
+    asked = ["--prompt-ids", "1,2", "--max-tokens", "1", "--json", "--profile", str(tmp_path)]
+    assert main(["generate", str(llama_folder), *flags, *asked]) == 0
+    (file,) = tmp_path.glob("*.trace.json.gz")
+    assert f"\nprofile: {file}\n" in capsys.readouterr().err
 
 
 def test_an_error_of_the_command_line_is_not_hidden_by_a_profile_of_nothing(

@@ -53,7 +53,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def watching(llm: "LLM", arguments: argparse.Namespace) -> Iterator[None]:
-    """Within: what the flags ask for.
+    """Within: what the flags ask for; then it says on stderr where that is.
 
     Raises:
         RequestError: it cannot be had, or not be written.
@@ -73,12 +73,14 @@ def watching(llm: "LLM", arguments: argparse.Namespace) -> Iterator[None]:
                 )
             )
         yield
+    if arguments.dump_folder is not None:
+        print(f"dump: {arguments.dump_folder}", file=sys.stderr)
 
 
 def _stop_profile(llm: "LLM", _: object, error: BaseException | None, trace: object) -> None:
     """What was raised within, if anything was, matters more than that no profile came of it."""
     try:
-        llm.stop_profile()
+        print(f"profile: {llm.stop_profile()['path']}", file=sys.stderr)
     except RequestError as failure:
         if error is None:
             raise

@@ -129,6 +129,8 @@ class _Trial:
 
     def run(self, chosen: Sequence[Configuration]) -> list[Result]:
         start = time.perf_counter()
+        count = sum(len(wave.prompts) for wave in self._work)
+        self._tell(f"first the reference: {count} prompts in float32, one by one")
         for wave in self._work:
             for index in range(len(wave.prompts)):
                 self.judge.own(wave, index)
