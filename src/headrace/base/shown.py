@@ -1,6 +1,7 @@
 """What somebody sent, and many names, as a message shows them: short, on one line."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 MOST = 80
 
@@ -30,7 +31,8 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 
 def _pieces(value: object, most: int) -> Iterator[str]:
-    """`repr` of the value bit by bit; texts are cut behind `most` characters."""
+    """`repr` of the value bit by bit, of a path that of its text; texts are cut behind `most`
+    characters."""
     kind = type(value)
     if isinstance(value, str | bytes) and kind in (str, bytes):
         yield repr(value[: most + 1])
@@ -45,5 +47,7 @@ def _pieces(value: object, most: int) -> Iterator[str]:
                 yield ": "
                 yield from _pieces(value[key], most)
         yield f",{closing}" if kind is tuple and len(value) == 1 else closing
+    elif isinstance(value, PurePath):
+        yield from _pieces(str(value), most)
     else:
         yield repr(value)

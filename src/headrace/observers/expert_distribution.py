@@ -176,8 +176,9 @@ class ExpertDistribution:
             with whole_file(path) as place, place.open("wb") as file:
                 torch.save(content, file)
         except (OSError, RuntimeError) as error:
+            cause = error.__context__ or error  # torch's own words hide that a disk is full
             raise RequestError(
-                f"The expert distribution cannot be written to {shown(folder)}", why=str(error)
+                f"The expert distribution cannot be written to {shown(folder)}", why=str(cause)
             ) from error
         mode = self._mode
         self._forget()
