@@ -16,7 +16,7 @@ from headrace.serving.answer import INTERNAL
 from headrace.serving.answer_headers import TOLD, AnswerHeaders
 from headrace.serving.body_limits import BodyLimits
 from headrace.serving.body_route import ShortWay
-from headrace.serving.errors import ApiError, from_faults, from_headrace
+from headrace.serving.errors import ApiError, answer_to, from_faults
 from headrace.serving.routes import ROUTERS
 from headrace.serving.server_config import names
 from headrace.serving.service import Service
@@ -57,11 +57,8 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    async def api_error(_: Request, error: Any) -> Response:
-        return error.response()  # type: ignore[no-any-return]
-
-    async def headrace_error(_: Request, error: Any) -> Response:
-        return from_headrace(error).response()
+    async def refusal(_: Request, error: Any) -> Response:
+        return answer_to(error).response()
 
     async def faults(_: Request, error: Any) -> Response:
         # The framework puts before the field where it stands: body, query, path.
@@ -74,8 +71,8 @@ def _answer_errors(app: FastAPI) -> None:
     async def bug(_: Request, error: Exception) -> Response:
         return ApiError(500, INTERNAL).response()
 
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(HeadraceError, headrace_error)
+    app.add_exception_handler(ApiError, refusal)
+    app.add_exception_handler(HeadraceError, refusal)
     app.add_exception_handler(RequestValidationError, faults)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, bug)

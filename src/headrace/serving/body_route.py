@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.base.errors import HeadraceError
-from headrace.serving.errors import ApiError, from_headrace, invalid, of_fields
+from headrace.serving.errors import ApiError, answer_to, invalid, of_fields
 from headrace.serving.records import TRACE_PARENT
 from headrace.serving.service import service_of
 
@@ -54,8 +54,7 @@ class ShortWay:
             response = await handle(Request(scope, receive, send))
             await response(scope, receive, send)
         except (ApiError, HeadraceError) as error:  # an answer raises them before it begins
-            refusal = error if isinstance(error, ApiError) else from_headrace(error)
-            await refusal.response()(scope, receive, send)
+            await answer_to(error).response()(scope, receive, send)
 
 
 class BodyRoute(APIRoute):

@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -53,21 +54,17 @@ class _WorkThread(Generic[Result]):
     def _run(self) -> None:
         try:
             try:
-                settle, told = self._succeed, self._work()
+                settle = partial(self.outcome.set_result, self._work())
             except Exception as error:
-                settle, told = self._fail, error  # type: ignore[assignment]
+                settle = partial(self.outcome.set_exception, error)
             with self._lock:
                 self._is_over = True
-            self._loop.call_soon_threadsafe(settle, told)
+            self._loop.call_soon_threadsafe(self._settle, settle)
         except _Overdue:
             return  # nobody waits any more
         except RuntimeError:
             return  # the loop is closed: the server has stopped
 
-    def _succeed(self, result: Result) -> None:
+    def _settle(self, settle: Callable[[], None]) -> None:
         if not self.outcome.done():
-            self.outcome.set_result(result)
-
-    def _fail(self, error: Exception) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+            settle()

@@ -94,8 +94,10 @@ def unavailable(message: str, code: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code=code, retry_after=retry_after)
 
 
-def from_headrace(error: HeadraceError) -> ApiError:
+def answer_to(error: ApiError | HeadraceError) -> ApiError:
     """The answer to an error of the engine: those of a request are the sender's, others ours."""
+    if isinstance(error, ApiError):
+        return error
     message = str(error)
     if isinstance(error, EngineDeadError):
         return unavailable(message, "engine_dead")
@@ -132,7 +134,7 @@ def of_prompt(place: int | None, param: str | None = None) -> Iterator[None]:
     try:
         yield
     except HeadraceError as error:
-        answer = from_headrace(error)
+        answer = answer_to(error)
         detail = answer.body.error
         detail.param = param or detail.param
         if place is not None:
@@ -150,7 +152,7 @@ def with_names(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (ApiError, HeadraceError) as error:
-        answer = error if isinstance(error, ApiError) else from_headrace(error)
+        answer = answer_to(error)
         detail = answer.body.error
         inside = detail.param or ""
         if inside in names:

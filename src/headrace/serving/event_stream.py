@@ -6,7 +6,7 @@ this client's socket only: a slow reader holds nobody up.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -22,9 +22,6 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # proxies of the nginx kind must pass events on as they come
 }
-
-Events = AsyncIterator[bytes]
-
 
 # Line ends to Python's `splitlines`, by which many clients read; JSON leaves them as they are.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
@@ -59,7 +56,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Events, *, ping_seconds: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, ping_seconds: float) -> None:
         self._events, self._ping_seconds = events, ping_seconds
         self._sent_at = 0.0
         self.status_code = 200
@@ -85,7 +82,7 @@ class EventStream(Response):
                 raise result
 
     async def _write(self, send: Send) -> None:
-        async with aclosing(self._events) as events:  # type: ignore[type-var]
+        async with aclosing(self._events) as events:
             async for each in events:
                 await self._send(send, each)
         await self._send(send, b"", more=False)

@@ -12,7 +12,7 @@ from headrace.base.errors import HeadraceError
 from headrace.request.messages import Submit
 from headrace.request.sampling_params import SamplingParams
 from headrace.serving.answer import json_response
-from headrace.serving.errors import from_headrace, unavailable
+from headrace.serving.errors import answer_to, unavailable
 from headrace.serving.openapi import replies
 from headrace.serving.service import Service, service_of
 from headrace.version import __version__
@@ -67,5 +67,5 @@ async def health_generate(service: Annotated[Service, Depends(service_of)]) -> R
     except TimeoutError:
         raise unavailable(f"No token within {GENERATE_SECONDS} s", "slow") from None
     except HeadraceError as error:
-        raise from_headrace(error) from error
+        raise answer_to(error) from error
     raise unavailable("The probe ended without a token", "failed")
