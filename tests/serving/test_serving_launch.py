@@ -7,15 +7,16 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx2
 import pytest
 from fake_engine import FakeEngine
 
-from headrace.base.errors import CheckpointError, ConfigError, UnsupportedError
+from headrace.base.errors import CheckpointError, ConfigError, EngineDeadError, UnsupportedError
 from headrace.config.engine_config import EngineConfig
+from headrace.request.messages import Delta, Submit
 from headrace.serving import launch
 from headrace.serving.address import bind
 from headrace.serving.descriptors import open_as_many_as_allowed
@@ -134,6 +135,36 @@ def test_after_the_deadline_requests_are_aborted_and_told(run) -> None:
     assert run(visit, drain_seconds=0) == 0
     assert len(seen) < 100
     assert "data: [DONE]" in seen
+
+
+class HangingEngine(MortalEngine):
+    """Accepts nothing, aborts nothing."""
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
+        await self.dead.wait()
+        raise EngineDeadError("The engine ended", why="its process was killed")
+        yield Delta(submit.request_id)
+
+
+def test_requests_of_an_engine_that_hangs_are_told_too(run, monkeypatch, caplog) -> None:
+    """They were cut off without a word, after more than twenty seconds."""
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.2)
+    told: list[tuple[int, str]] = []
+
+    async def visit(url: str, server: Server) -> None:
+        await until_ready(url)
+        async with httpx2.AsyncClient() as http:
+            asking = asyncio.create_task(http.post(f"{url}/v1/completions", json={"prompt": "a"}))
+            while not server.service.in_flight:
+                await asyncio.sleep(0.01)
+            interrupt()
+            answer = await asking
+            told.append((answer.status_code, answer.json()["error"]["code"]))
+        assert server.service.engine.margins[0] <= 1
+
+    assert run(visit, engine=HangingEngine, drain_seconds=0) == 0
+    assert told == [(503, "engine_dead")]
+    assert not [each for each in caplog.records if each.name.startswith("uvicorn")]
 
 
 def test_while_it_drains_who_asks_is_told(run) -> None:

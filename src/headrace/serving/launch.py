@@ -178,6 +178,9 @@ class Server:
             log.warning("Stopping: %d requests are aborted", len(service.in_flight))
             await service.engine.abort(late)
         await asyncio.sleep(_GRACE_SECONDS)
+        if service.in_flight and service.engine is not None:  # it hangs: its end is told instead
+            await service.engine.stop(0.0, margin_seconds=_AT_ONCE_SECONDS)
+            await self._http.end(_AT_ONCE_SECONDS)
         self._http.hang_up()
 
 
@@ -214,7 +217,7 @@ class _Http(uvicorn.Server):
         yield
 
     async def end(self, seconds: float) -> None:
-        """After the engine's end, of which streams were told: let that go out for so long."""
+        """Let what streams were told of their end go out for so long."""
         for _ in range(2):  # before and after hanging up
             if tasks := tuple(self.server_state.tasks):
                 await asyncio.wait(tasks, timeout=seconds)
