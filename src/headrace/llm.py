@@ -6,7 +6,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnknownFieldError
+from headrace.base.unknown_names import arguments_answered, attributes_answered
 from headrace.config.engine_config import EngineConfig
 from headrace.engine.batch_arguments import (
     Message,
@@ -20,6 +21,7 @@ from headrace.engine.batch_arguments import (
     listed_prompts,
     one_each,
 )
+from headrace.engine.other_words import GENERATE_WORDS, LLM_WORDS
 from headrace.engine.outputs import EmbeddingOutput, Piece, RequestOutput
 from headrace.engine.prompts import NO_TOKENIZER, Prompt
 from headrace.engine.requests import PreparedRequest
@@ -30,6 +32,7 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
 
 
+@attributes_answered(LLM_WORDS)
 class LLM(Watching):
     """A model that is loaded and ready.
 
@@ -60,6 +63,7 @@ class LLM(Watching):
 
     # ---- generation and embeddings
 
+    @arguments_answered(GENERATE_WORDS, "argument of generate", UnknownFieldError)
     def generate(
         self,
         prompts: Prompts,

@@ -1,13 +1,20 @@
 """A keyword that a class does not have is answered with what was meant."""
 
+import copy
 import inspect
+import pickle
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pytest
 
 from headrace.base.errors import ConfigError, UnknownOptionError
-from headrace.base.unknown_names import OtherWords, names_answered
+from headrace.base.unknown_names import (
+    OtherWords,
+    arguments_answered,
+    attributes_answered,
+    names_answered,
+)
 
 WORDS = OtherWords(
     renamed={"max_num_seqs": "rows"},
@@ -69,3 +76,33 @@ def test_the_class_is_as_it_was_otherwise() -> None:
     assert replace(Mill(rows=5), pages=7) == Mill(rows=5, pages=7)
     with pytest.raises(TypeError, match="positional"):
         Mill(1)  # type: ignore[misc]
+
+
+@attributes_answered(WORDS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flour:
+    grams: int = 1
+
+    @arguments_answered(WORDS, "argument of sift", UnknownOptionError)
+    def sift(self, mesh: int, *, rows: int = 2) -> int:
+        return self.grams * mesh * rows
+
+
+def test_an_unknown_argument_of_a_method_is_answered() -> None:
+    assert Flour().sift(3) == Flour().sift(mesh=3, rows=2) == 6
+    assert list(inspect.signature(Flour.sift).parameters) == ["self", "mesh", "rows"]
+    with pytest.raises(UnknownOptionError, match=r"^Unknown argument of sift: max_num_seqs \(use"):
+        Flour().sift(3, max_num_seqs=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required"):
+        Flour().sift()  # type: ignore[call-arg]
+
+
+def test_an_unknown_attribute_is_answered_and_stays_an_attribute_error() -> None:
+    flour = Flour(grams=2)
+    with pytest.raises(AttributeError) as caught:
+        flour.quantization  # type: ignore[attr-defined]  # noqa: B018
+    assert str(caught.value) == "Flour has no attribute quantization (weights are as they are)"
+    assert (caught.value.name, caught.value.obj) == ("quantization", flour)
+    with pytest.raises(AttributeError, match=r"^Flour has no attribute colour$"):
+        flour.colour  # type: ignore[attr-defined]  # noqa: B018
+    assert pickle.loads(pickle.dumps(flour)) == copy.deepcopy(flour) == flour

@@ -19,8 +19,10 @@ from headrace.base.errors import (
     ConfigError,
     RequestError,
     TooLongError,
+    UnknownFieldError,
     UnsupportedError,
 )
+from headrace.engine.other_words import EMBEDDING_WORDS, LLM_WORDS, OUTPUT_WORDS
 
 GOOD = ids(3, 10)
 
@@ -99,6 +101,40 @@ def test_numbers_of_other_libraries_are_taken(llm: LLM) -> None:
         assert all(type(token) is int for token in outputs[0].prompt_token_ids)
     assert tokens(llm, tuple(GOOD), GREEDY) == expected
     assert tokens(llm, np.array([GOOD, GOOD]), GREEDY) == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("named", "answer"),
+    [
+        ({"prompt_token_ids": [[1]]}, r"prompt_token_ids \(prompts may be lists of token ids"),
+        ({"max_tokens": 3}, r"max_tokens \(use SamplingParams\(max_tokens="),
+        ({"max_new_tokens": 3}, r"max_new_tokens \(use SamplingParams\(max_tokens="),
+        ({"stream": True}, r"stream \(use LLM\.stream"),
+        ({"lora_request": None}, r"lora_request \(this version does not have it"),
+    ],
+)
+def test_arguments_of_other_engines_are_answered(llm: LLM, named: Any, answer: str) -> None:
+    with pytest.raises(UnknownFieldError, match=f"^Unknown argument of generate: {answer}"):
+        llm.generate([GOOD], **named)
+
+
+def test_methods_and_results_of_other_engines_are_answered(llm: LLM) -> None:
+    (output,) = llm.generate([GOOD], GREEDY, use_tqdm=False)
+    embedding = llm.embed([GOOD], use_tqdm=False)[0]
+    told = {
+        "shutdown": (llm, r"use close\(\)"),
+        "reset_prefix_cache": (llm, r"use flush_cache\(\)"),
+        "num_cached_tokens": (output, "use cached_tokens"),
+        "text": (output, r"those of a continuation: outputs\[0\]"),
+        "outputs": (embedding, "use embedding"),
+    }
+    for name, (owner, answer) in told.items():
+        with pytest.raises(AttributeError, match=rf"has no attribute {name} \({answer}\)$"):
+            getattr(owner, name)
+    for words, owner in ((LLM_WORDS, llm), (OUTPUT_WORDS, output), (EMBEDDING_WORDS, embedding)):
+        theirs = (*words.renamed, *words.advice)
+        assert not [name for name in theirs if hasattr(owner, name)]
+        assert all(hasattr(owner, ours) for ours in words.renamed.values())
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:

@@ -4,12 +4,15 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 from headrace.base.errors import HeadraceError
 from headrace.base.shown import shown
 
 T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 NOT_HERE = "this version does not have it"
 _LONGEST = 100  # characters of a name that is compared with ours
 _NEAR = 0.7  # of difflib: stop_ids is near to stop_token_ids, max_length to nothing
@@ -66,22 +69,65 @@ def names_answered(
     """
 
     def answering(described: type[T]) -> type[T]:
-        """Put a look at the keywords in front of `__init__`."""
         known = [each.name for each in fields(described)]  # type: ignore[arg-type]
-        known_keys = frozenset(known)
-        make = described.__init__
-
-        @functools.wraps(make)
-        def init(self: T, *values: Any, **named: Any) -> None:
-            if not named.keys() <= known_keys:
-                unknown = [name for name in named if name not in known_keys]
-                raise _unknown(unknown, known, words, kind, error)
-            make(self, *values, **named)
-
-        described.__init__ = init  # type: ignore[method-assign, assignment]
+        made = _answering(described.__init__, known, words, kind, error)
+        described.__init__ = made  # type: ignore[method-assign]
         return described
 
     return answering
+
+
+def arguments_answered(
+    words: OtherWords, kind: str, error: type[HeadraceError]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same for the keywords of a method.
+
+    Args:
+        kind: as "argument of generate".
+    """
+
+    def answering(method: Callable[P, R]) -> Callable[P, R]:
+        _, *known = signature(method).parameters
+        return _answering(method, known, words, kind, error)
+
+    return answering
+
+
+def attributes_answered(words: OtherWords) -> Callable[[type[T]], type[T]]:
+    """Make the objects of a class answer attributes that they have not, still by AttributeError."""
+
+    def answering(described: type[T]) -> type[T]:
+        def missing(self: T, name: str) -> Any:
+            answer = words.exact_answer(name)
+            told = f" ({answer})" if answer else ""
+            raise AttributeError(
+                f"{described.__name__} has no attribute {name}{told}", name=name, obj=self
+            )
+
+        described.__getattr__ = missing  # type: ignore[attr-defined]
+        return described
+
+    return answering
+
+
+def _answering(
+    function: Callable[P, R],
+    known: Collection[str],
+    words: OtherWords,
+    kind: str,
+    error: type[HeadraceError],
+) -> Callable[P, R]:
+    """Put a look at the keywords in front of a function."""
+    known_keys = frozenset(known)
+
+    @functools.wraps(function)
+    def looking(*values: P.args, **named: P.kwargs) -> R:
+        if not named.keys() <= known_keys:
+            unknown = [name for name in named if name not in known_keys]
+            raise _unknown(unknown, known, words, kind, error)
+        return function(*values, **named)
+
+    return looking
 
 
 def _unknown(

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.base.shown import shown
+from headrace.engine.other_words import OPTION_WORDS
 from headrace.engine.prompts import Prompt, plain
-from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.pooling_params import PoolingParams
 from headrace.request.sampling_params import SamplingParams
 
@@ -75,14 +75,11 @@ def check_template_variables(variables: Iterable[str]) -> None:
     Raises:
         UnknownFieldError: says where each belongs.
     """
-    fields = SamplingParams.__dataclass_fields__
     for name in variables:
         if name == "chat_template_kwargs":
             answer = "give its entries as arguments of their own"
-        elif name in fields:
-            answer = f"use SamplingParams({name}=...)"
         else:
-            answer = SAMPLING_WORDS.exact_answer(name)
+            answer = OPTION_WORDS.exact_answer(name)
         if answer:
             raise UnknownFieldError(f"Unknown argument of chat: {name} ({answer})")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.base.unknown_names import attributes_answered
+from headrace.engine.other_words import EMBEDDING_WORDS, OUTPUT_WORDS
 from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import FinishReason, Logprob
 
@@ -48,6 +50,7 @@ class CompletionOutput:
         return sum(entries[token].logprob for token, entries in chosen)
 
 
+@attributes_answered(OUTPUT_WORDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """One finished request: the prompt and its n continuations.
@@ -85,6 +88,7 @@ class RequestOutput:
         return self.outputs[0].routed_experts
 
 
+@attributes_answered(EMBEDDING_WORDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOutput:
     """One finished embedding.
