@@ -225,7 +225,16 @@ def test_a_body_that_breaks_off_is_nobodys_error(service) -> None:
 
 
 def test_unknown_paths_methods_and_models(http: TestClient) -> None:
-    assert check_shape(http.get("/nosuch"))["code"] == "no_such_path"
+    for asked, told in (
+        ("/nosuch", "/docs lists what there is"),
+        ("/v1/", "/docs lists what there is"),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/completions/", "did you mean /v1/completions?"),
+        ("/v1/v1/embeddings", "did you mean /v1/embeddings?"),
+    ):
+        error = check_shape(http.post(asked, json={}))
+        assert error["code"] == "no_such_path"
+        assert error["message"] == f"There is no POST {asked}; {told}"
     answer = http.get("/v1/completions")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"

@@ -142,10 +142,11 @@ class Server:
         if reads_calls and tokenizer is not None and "tools" not in tokenizer.template_variables:
             log.warning("The chat template does not show tools, so the model never sees them")
         log.info(
-            "%s on %s, ready after %.1f s: %s/v1",
+            "%s on %s, ready after %.1f s: %s/v1; status page: %s/",
             self.service.model_names[0],
             info.summary,
             info.start_seconds,
+            self._url,
             self._url,
         )
 
