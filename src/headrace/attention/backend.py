@@ -39,9 +39,7 @@ class AttentionSetting:
     device: torch.device
 
     @classmethod
-    def of(
-        cls, plan: Plan, traits: ModelTraits, group: KvGroupTraits, dtype: torch.dtype
-    ) -> "AttentionSetting":
+    def of(cls, plan: Plan, traits: ModelTraits, group: KvGroupTraits) -> "AttentionSetting":
         """That of a group of the model's layers under a plan."""
         return cls(
             group=group,
@@ -49,7 +47,7 @@ class AttentionSetting:
             page_size=plan.page_size.value,
             max_sequences=plan.max_running_requests.value,
             max_model_len=plan.max_model_len.value,
-            dtype=dtype,
+            dtype=getattr(torch, plan.dtype.value),
             device=torch.device(plan.device.value),
         )
 

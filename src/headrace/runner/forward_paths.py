@@ -105,7 +105,7 @@ class PathBuilder:
 
     Args:
         rows: the columns. tables: page table [R, max pages] int32 of each KV group.
-        backends: of each KV group. dtype: of the model.
+        backends: of each KV group.
         taps: device work around every forward.
     """
 
@@ -117,11 +117,11 @@ class PathBuilder:
         rows: Rows,
         tables: Mapping[str, torch.Tensor],
         backends: Mapping[str, AttentionBackend],
-        dtype: torch.dtype,
         taps: Taps = NO_TAPS,
     ) -> None:
         self._plan, self._model = plan, model
-        self._rows, self._tables, self._dtype = rows, tables, dtype
+        self._rows, self._tables = rows, tables
+        self._dtype: torch.dtype = getattr(torch, plan.dtype.value)
         self._page_size = plan.page_size.value
         self._ends = EagerEnds(
             preparation=BatchPreparation(rows, tables, self._page_size),

@@ -165,7 +165,7 @@ class ModelRunner:
                 group.name: build_attention_backend(
                     plan.prefill_attention.value,
                     plan.decode_attention.value,
-                    AttentionSetting.of(plan, traits, group, self.dtype),
+                    AttentionSetting.of(plan, traits, group),
                     deterministic=plan.deterministic.value,
                 )
                 for group in traits.kv_groups
@@ -191,7 +191,6 @@ class ModelRunner:
                 self.model,
                 rows=self.rows,
                 tables=self.page_tables,
-                dtype=self.dtype,
                 experts=self.expert_watch,
                 kv_canary=self.kv_canary,
             )
@@ -204,7 +203,6 @@ class ModelRunner:
             rows=self.rows,
             tables=self.page_tables,
             backends=self.backends,
-            dtype=self.dtype,
             taps=build_taps(self.expert_watch, self.kv_canary),
         ).build()
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from headrace.batch.rows import Allocate, Rows
@@ -57,7 +56,6 @@ def build_observers(
     *,
     rows: Rows,
     tables: Mapping[str, Tensor],
-    dtype: torch.dtype,
     experts: ExpertWatch | None,
     kv_canary: KvCanary | None,
 ) -> Observers:
@@ -65,7 +63,6 @@ def build_observers(
 
     Args:
         model: its layers are bound. rows: the columns. tables: page table of each KV group.
-        dtype: of the model.
     """
     members: list[StepObserver] = [] if kv_canary is None else [kv_canary]
     if plan.numeric_canary.value:
@@ -80,9 +77,7 @@ def build_observers(
             NumericCanary(
                 every=plan.numeric_canary.value,
                 raises=config.numeric_canary_mode == "raise",
-                reference=ReferenceStep(
-                    reader, model, plan, dtype, rounding=tolerance.rounding
-                ).run,
+                reference=ReferenceStep(reader, model, plan, rounding=tolerance.rounding).run,
                 read=reader.keys_values,
                 tolerance=tolerance,
                 backends=(plan.prefill_attention.value, plan.decode_attention.value),

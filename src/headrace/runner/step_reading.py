@@ -99,12 +99,11 @@ class ReferenceStep:
         reader: StepReader,
         model: CausalDecoder,
         plan: Plan,
-        dtype: torch.dtype,
         *,
         rounding: float,
     ) -> None:
         self._reader, self._model, self._rounding = reader, model, rounding
-        self._backends = _native_backends(model.traits, plan, dtype)
+        self._backends = _native_backends(model.traits, plan)
         self._noise = torch.Generator(torch.device(plan.device.value)).manual_seed(0)
 
     def run(self, batch: ForwardBatch) -> StepContents:
@@ -166,11 +165,9 @@ class ReferenceStep:
                 yield module, "backend", self._backends[module.kv_group]
 
 
-def _native_backends(
-    traits: ModelTraits, plan: Plan, dtype: torch.dtype
-) -> dict[str, AttentionBackend]:
+def _native_backends(traits: ModelTraits, plan: Plan) -> dict[str, AttentionBackend]:
     """torch_native for each KV group: it takes any shape."""
     return {
-        group.name: TorchNativeBackend(AttentionSetting.of(plan, traits, group, dtype))
+        group.name: TorchNativeBackend(AttentionSetting.of(plan, traits, group))
         for group in traits.kv_groups
     }

@@ -1,5 +1,6 @@
 """From shares to a `ForwardBatch`."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import accumulate
@@ -58,21 +59,8 @@ class BatchBuilder:
             split: other rows decode while it runs.
         """
         mode = _mode(shares)
-        sampling = [share for share in shares if share.samples]
-        # A decode step has no prompt to score, and none to embed.
-        spans, token_index, targets, top = _prompt_logprobs(() if mode.is_decode else shares)
-        parts, states = NO_STATES, None
-        if not mode.is_decode or any(share.sequence.state_rows is not None for share in shares):
-            parts, states = wanted_states(shares, partial(self._send_places, "states"))
-        routing, places = wanted_rows(shares, lambda sequence: sequence.routing_rows)
-        rows, info = self._rows_and_sampling(mode, shares, sampling)
-        work = StepWork(
-            shares=shares,
-            sampling=sampling,
-            prompt_spans=spans,
-            state_parts=parts,
-            routing=routing,
-        )
+        work, side = self._work(mode, shares)
+        rows, info = self._rows_and_sampling(mode, shares, work.sampling)
         bounds = HostBounds(
             rows=[_row(share) for share in shares],
             seq_lens=[share.sequence.length_bound + share.new_tokens for share in shares],
@@ -85,16 +73,28 @@ class BatchBuilder:
             facts=_facts(mode, work, bounds, info, split=split),
             prompt_tokens=None if mode.is_decode else self._send(_prompt_tokens(shares)),
             sampling=info,
+            side=side,
             names=lambda: [share.sequence.name for share in shares],
         )
-        if spans or states is not None or places:
-            scored = None
-            if spans:
-                index, targets_of_index = self._send(token_index), self._send(targets)
-                scored = PromptLogprobRequest(token_index=index, targets=targets_of_index, top=top)
-            routed = self._send_places("routing", places) if places else None
-            batch.side = SideRequest(prompt_logprobs=scored, hidden=states, routed_experts=routed)
         return batch, work
+
+    def _work(self, mode: ForwardMode, shares: list[Share]) -> tuple[StepWork, SideRequest]:
+        """What the step brings to whom, and what must leave the forward for it."""
+        # A decode step has no prompt to score, and none to embed.
+        spans, scored = _scored_prompts(() if mode.is_decode else shares, self._send)
+        parts, states = NO_STATES, None
+        if not mode.is_decode or any(share.sequence.state_rows is not None for share in shares):
+            parts, states = wanted_states(shares, partial(self._send_places, "states"))
+        routing, places = wanted_rows(shares, lambda sequence: sequence.routing_rows)
+        work = StepWork(
+            shares=shares,
+            sampling=[share for share in shares if share.samples],
+            prompt_spans=spans,
+            state_parts=parts,
+            routing=routing,
+        )
+        routed = self._send_places("routing", places) if places else None
+        return work, SideRequest(prompt_logprobs=scored, hidden=states, routed_experts=routed)
 
     def _rows_and_sampling(
         self, mode: ForwardMode, shares: Seq[Share], sampling: Seq[Share]
@@ -190,9 +190,9 @@ def _prompt_tokens(shares: Seq[Share]) -> list[int]:
     return tokens
 
 
-def _prompt_logprobs(
-    shares: Seq[Share],
-) -> tuple[list[PromptSpan], list[int], list[int], int]:
+def _scored_prompts(
+    shares: Seq[Share], send: Callable[[list[int]], Tensor]
+) -> tuple[list[PromptSpan], PromptLogprobRequest | None]:
     """The logits of the token at position p score the prompt token p + 1."""
     spans: list[PromptSpan] = []
     token_index: list[int] = []
@@ -208,7 +208,11 @@ def _prompt_logprobs(
             targets += sequence.tokens[start + 1 : stop + 1]
             top = max(top, sequence.request.params.prompt_logprobs or 0)
         offset += share.new_tokens
-    return spans, token_index, targets, top
+    if not spans:
+        return spans, None
+    return spans, PromptLogprobRequest(
+        token_index=send(token_index), targets=send(targets), top=top
+    )
 
 
 def _row(share: Share) -> int:
