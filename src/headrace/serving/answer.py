@@ -99,6 +99,6 @@ class Answer(WholeAnswer):
         yield self._failed(failure)
 
 
-def json_response(body: Any, status: int = 200) -> Response:
+def json_response(body: Any) -> Response:
     """`body` as msgspec encodes it."""
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -7,6 +7,7 @@ from html import escape
 INK, MUTED, GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 GOOD, BAD, SECOND = "var(--good)", "var(--bad)", "var(--second)"
 LOWEST = 1e-9
+WIDTH = 1040
 LEGEND = (  # shares of the bound
     (1e-4, "1/10,000 of the bound, or less"),
     (1e-2, "1/100"),
@@ -43,15 +44,13 @@ def power_text(power: int) -> str:
     return f"{10.0**power:g}"
 
 
-def dots(
-    rows: Sequence[tuple[str, float, bool]], bound: float, *, label: str, width: int = 1040
-) -> str:
+def dots(rows: Sequence[tuple[str, float, bool]], bound: float, *, label: str) -> str:
     """One row per configuration: its value as a dot, against a bound.
 
     Args:
         rows: name, value, whether it passed. label: what the axis measures.
     """
-    left, top, height = 560, 22, 20
+    width, left, top, height = WIDTH, 560, 22, 20
     axis = LogScale([*(value for _, value, _ in rows), bound], left, width - 70)
     bottom = top + height * len(rows)
     parts = [_vertical(place, top, bottom, text) for place, text in axis.ticks()]
@@ -75,14 +74,13 @@ def heat_map(
     bound: float,
     *,
     label: str,
-    width: int = 1040,
 ) -> str:
     """Errors by place: a row per configuration, its sequences side by side, a cell per token.
 
     Args:
         rows: name and, for each column, the values of its places. columns: names of the sequences.
     """
-    left, top, height, gap = 60, 20, 16, 4
+    width, left, top, height, gap = WIDTH, 60, 20, 16, 4
     counts = [
         max((len(values[column]) for _, values in rows), default=0)
         for column in range(len(columns))
@@ -121,10 +119,9 @@ def layer_lines(
     bounds: Sequence[float],
     *,
     label: str,
-    width: int = 700,
 ) -> str:
     """Errors of keys and values by layer against their bounds."""
-    left, top, bottom = 60, 14, 190
+    width, left, top, bottom = 700, 60, 14, 190
     axis = LogScale([*keys, *values, *(bound / 10 for bound in bounds)], bottom, top)
     step = (width - left - 90) / max(1, len(keys) - 1)
     parts = []

@@ -48,11 +48,15 @@ class Scored:
 
 
 class ForcingSampler(Sampler):
-    """Writes down what it would choose and chooses what it is told. One sequence at a time."""
+    """Writes down what it would choose and chooses what it is told. One sequence at a time.
 
-    def __init__(self, tolerance: float) -> None:
+    Attributes:
+        tolerance: of a logit, for what is excused.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self.tolerance = tolerance
+        self.tolerance = 0.0
         self.scored = Scored()
         self.forced: Sequence[int] | None = None
 
@@ -98,7 +102,6 @@ class Reference:
     Args:
         config: what the configurations are made from; model, weights and lengths come from it.
         longest: tokens of the longest sequence.
-        tolerance: of a logit, for what is excused.
         dtype: of weights and cache; another one than float32 tells what rounding alone does.
     """
 
@@ -107,7 +110,6 @@ class Reference:
         config: EngineConfig,
         *,
         longest: int,
-        tolerance: float = 0.0,
         dtype: str = "float32",
     ) -> None:
         self.engine = Engine(
@@ -127,7 +129,7 @@ class Reference:
         for module in runner.model.modules():
             if hasattr(module, "operators"):
                 module.operators = TORCH_OPERATORS  # type: ignore[assignment]
-        self.sampler = ForcingSampler(tolerance)
+        self.sampler = ForcingSampler()
         runner.step_sampler = StepSampler(runner.rows, self.sampler)
 
     def score(

@@ -9,6 +9,7 @@ import torch
 
 ROTATE_BYTES = 256 << 20  # several times the L2 of any GPU of today: each call finds cold weights
 COPY_BYTES = 8 << 30
+LEAST_CALLS = 16  # of a graph
 REPLAYS = 15
 LONG_CALLS = 10
 
@@ -19,9 +20,9 @@ def copies_of(size: int) -> int:
     return max(1, min(64, math.ceil(ROTATE_BYTES / size)))
 
 
-def time_calls(calls: Sequence[Callable[[], object]], *, at_least: int = 16) -> float:
+def time_calls(calls: Sequence[Callable[[], object]]) -> float:
     """Median microseconds of one call; all calls are captured, one after another, in one graph."""
-    calls = list(calls) * math.ceil(at_least / len(calls))
+    calls = list(calls) * math.ceil(LEAST_CALLS / len(calls))
     calls[0]()  # what compiles, compiles here
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
