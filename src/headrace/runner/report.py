@@ -154,7 +154,7 @@ def _hardware_lines(hardware: Hardware) -> Iterator[str]:
 
 def _decision_lines(decisions: tuple[Decision[Any], ...], width: int) -> Iterator[str]:
     name_width = max(len(decision.name) for decision in decisions)
-    values = [_value_text(_plain(decision.value)) for decision in decisions]
+    values = [_value_text(decision) for decision in decisions]
     value_width = max(map(len, values))
     yield f"{'decision':<{name_width}}  {'value':<{value_width}}  {'from':<5}  reason"
     for decision, value in zip(decisions, values, strict=True):
@@ -174,7 +174,7 @@ def _memory_lines(memory: MemoryTable, width: int) -> Iterator[str]:
 
 def decision_line(decision: Decision[Any]) -> str:
     """A decision as one line of the log, its value written as in the table of the plan."""
-    return str(replace(decision, value=_value_text(_plain(decision.value))))
+    return str(replace(decision, value=_value_text(decision)))
 
 
 def decision_lines(decisions: Iterable[Decision[Any]]) -> Iterator[str]:
@@ -193,11 +193,12 @@ def decision_lines(decisions: Iterable[Decision[Any]]) -> Iterator[str]:
 
 
 def _is_off(decision: Decision[Any]) -> bool:
-    text = _value_text(_plain(decision.value))
-    return not (decision.asked or decision.refused) and text in ("off", "none", "0")
+    asked = decision.asked or decision.refused
+    return not asked and _value_text(decision) in ("off", "none", "0")
 
 
-def _value_text(value: Any) -> str:
+def _value_text(decision: Decision[Any]) -> str:
+    value = _plain(decision.value)
     if isinstance(value, dict):  # of ropes the names, of sampling defaults the numbers too
         entries = value.items()
         shown = (name if isinstance(of, dict) else f"{name} {of}" for name, of in entries)

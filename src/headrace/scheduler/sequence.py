@@ -74,7 +74,10 @@ class Sequence:
         pending: sampled tokens in flight. in_flight: launched steps not processed.
         sampled_here: it has sampled since it took its row, so its last token is on the device.
         computed: tokens with KV of processed, finite steps.
+        proven_finite: the model has given it numbers since it took its row.
         mask_is_ready: its host mask, if it has one, can be asked.
+        leader: first sequence of its request, whose prompt it takes from the prefix cache.
+        prompt_entries: logprobs of the prompt, as far as it is scored.
         state_rows, routing_rows: hidden states and experts that its request asks for; `None` where
             it asks for none.
         canary_chain: tokens, and the KV canary's chain behind them.

@@ -61,31 +61,21 @@ def _cpu_dtype(traits: ModelTraits, hardware: Hardware) -> Decision[str]:
     needed = sum(weight_bytes(traits, "float32").values())
     allowed = int(hardware.memory_bytes * CPU_WEIGHT_SHARE)
     if needed > allowed:
-        return Decision(
-            name="dtype",
-            value="bfloat16",
-            reason="float32 weights would crowd out the rest of the machine",
-            refused=(
-                Refusal(
-                    subject="float32",
-                    reason=f"{needed / GIB:,.1f} GiB of weights, more than half of "
-                    f"{hardware.memory_bytes / GIB:,.1f} GiB",
-                    remedy="dtype float32",
-                ),
-            ),
+        too_large = Refusal(
+            subject="float32",
+            reason=f"{needed / GIB:,.1f} GiB of weights, more than half of "
+            f"{hardware.memory_bytes / GIB:,.1f} GiB",
+            remedy="dtype float32",
         )
-    return Decision(
-        name="dtype",
-        value="float32",
-        reason="on a CPU float32 is exact, and one sequence runs as fast as in bfloat16",
-        refused=(
-            Refusal(
-                subject="bfloat16",
-                reason="29 to 26 ms a pass over SmolLM2-135M on 2 cores is not worth the error",
-                remedy="dtype bfloat16, for batches on a CPU with bfloat16 matrix units",
-            ),
-        ),
+        reason = "float32 weights would crowd out the rest of the machine"
+        return Decision(name="dtype", value="bfloat16", reason=reason, refused=(too_large,))
+    coarser = Refusal(
+        subject="bfloat16",
+        reason="29 to 26 ms a pass over SmolLM2-135M on 2 cores is not worth the error",
+        remedy="dtype bfloat16, for batches on a CPU with bfloat16 matrix units",
     )
+    reason = "on a CPU float32 is exact, and one sequence runs as fast as in bfloat16"
+    return Decision(name="dtype", value="float32", reason=reason, refused=(coarser,))
 
 
 def choose_kv_cache_dtype(config: EngineConfig, dtype: str) -> Decision[str]:

@@ -9,9 +9,8 @@ from headrace.runner.checkpoint_facts import CheckpointFacts
 
 def choose_load_format(config: EngineConfig, checkpoint: CheckpointFacts) -> Decision[str]:
     if config.load_format == "dummy":
-        return Decision(
-            name="load_format", value="dummy", reason=f"random, seed {config.seed}", asked=True
-        )
+        reason = f"random, seed {config.seed}"
+        return Decision(name="load_format", value="dummy", reason=reason, asked=True)
     return Decision(
         name="load_format",
         value=checkpoint.load_format,

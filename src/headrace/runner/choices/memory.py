@@ -25,14 +25,9 @@ def choose_mem_fraction(config: EngineConfig, hardware: Hardware) -> Decision[fl
 
 
 def choose_max_total_tokens(config: EngineConfig, hardware: Hardware) -> Decision[int | None]:
-    name = "max_total_tokens"
-    if config.max_total_tokens is not None:
-        return Decision(
-            name=name,
-            value=config.max_total_tokens,
-            reason="rounded up to whole pages",
-            asked=True,
-        )
+    name, asked = "max_total_tokens", config.max_total_tokens
+    if asked is not None:
+        return Decision(name=name, value=asked, reason="rounded up to whole pages", asked=True)
     reason = "as many as fit, decided at start"
     if hardware.platform == "cpu":
         reason = "as many as running sequences can use, if they fit; decided at start"
@@ -46,15 +41,13 @@ def choose_window_pool(traits: ModelTraits, kv_dtype: str, length: int) -> Decis
         return Decision(name="window_pool", value="shared", reason="no window layers")
     layers = sum(len(group.layers) for group in windows)
     saved = window_pool_saving(traits, kv_dtype, length)
+    own = Refusal(
+        subject="own", reason="window layers share the pages of the other layers in this version"
+    )
     return Decision(
         name="window_pool",
         value="shared",
         reason=f"{layers} window layers keep all tokens; a pool of their own would save "
         f"{saved:,} bytes for every sequence of {length:,} tokens",
-        refused=(
-            Refusal(
-                subject="own",
-                reason="window layers share the pages of the other layers in this version",
-            ),
-        ),
+        refused=(own,),
     )

@@ -16,33 +16,26 @@ RUNNING_CPU, RUNNING_GPU = 64, 256
 
 
 def choose_chunked_prefill_size(config: EngineConfig, hardware: Hardware) -> Decision[int]:
-    name = "chunked_prefill_size"
-    if config.chunked_prefill_size is not None:
-        return Decision(
-            name=name, value=config.chunked_prefill_size, reason="tokens a step", asked=True
-        )
+    name, asked = "chunked_prefill_size", config.chunked_prefill_size
+    if asked is not None:
+        return Decision(name=name, value=asked, reason="tokens a step", asked=True)
     if hardware.platform == "cpu":
-        return Decision(
-            name=name, value=CHUNK_CPU, reason="a longer step would stall running sequences"
-        )
+        reason = "a longer step would stall running sequences"
+        return Decision(name=name, value=CHUNK_CPU, reason=reason)
     mebibytes = hardware.memory_bytes / 2**20
     value = next((size for below, size in CHUNK_TABLE if mebibytes < below), CHUNK_LARGEST)
     return Decision(name=name, value=value, reason=f"for {mebibytes:,.0f} MiB of device memory")
 
 
 def choose_max_running_requests(config: EngineConfig, hardware: Hardware) -> Decision[int]:
-    name = "max_running_requests"
-    if config.max_running_requests is not None:
-        return Decision(
-            name=name, value=config.max_running_requests, reason="rows of the batch", asked=True
-        )
+    name, asked = "max_running_requests", config.max_running_requests
+    if asked is not None:
+        return Decision(name=name, value=asked, reason="rows of the batch", asked=True)
     if hardware.platform == "cpu":
-        return Decision(
-            name=name, value=RUNNING_CPU, reason="more sequences only slow each other on a CPU"
-        )
-    return Decision(
-        name=name, value=RUNNING_GPU, reason="where decode products turn from bytes to arithmetic"
-    )
+        reason = "more sequences only slow each other on a CPU"
+        return Decision(name=name, value=RUNNING_CPU, reason=reason)
+    reason = "where decode products turn from bytes to arithmetic"
+    return Decision(name=name, value=RUNNING_GPU, reason=reason)
 
 
 def choose_split_prefill_layers(config: EngineConfig, traits: ModelTraits) -> Decision[int]:
@@ -65,14 +58,10 @@ def split_prefill_conflicts(config: EngineConfig, traits: ModelTraits) -> Iterat
 
 
 def choose_overlap(config: EngineConfig, hardware: Hardware) -> Decision[bool]:
-    name = "overlap"
-    if config.enable_overlap is not None:
-        return Decision(
-            name=name,
-            value=config.enable_overlap,
-            reason="a step is launched before the results of the one before are read",
-            asked=True,
-        )
+    name, asked = "overlap", config.enable_overlap
+    if asked is not None:
+        reason = "a step is launched before the results of the one before are read"
+        return Decision(name=name, value=asked, reason=reason, asked=True)
     if hardware.platform == "cpu":
         refusal = Refusal(
             subject="on",
