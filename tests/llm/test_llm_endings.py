@@ -263,21 +263,33 @@ def test_closing_while_another_thread_generates(folder: Path) -> None:
 EXIT = """
 import sys, threading, torch
 from headrace import LLM
+from headrace.request.structured_output import StructuredOutput
+from headrace.sampling.grammar.compiler import GrammarCompiler
 llm = LLM(sys.argv[1], load_format="dummy", device="cpu")
 path = llm.engine.worker.runner.selector.paths[-1]
-run, large, is_in_step = path.run, torch.ones(2500, 2500), threading.Event()
+run, large, small = path.run, torch.ones(2000, 2000), torch.ones(400, 400)
+is_in_step, was_in_step = threading.Event(), threading.Event()
 def slow(*arguments):
     is_in_step.set()
     large @ large
+    was_in_step.set()
     return run(*arguments)
+class Backend:
+    def compile(self, structured):
+        was_in_step.wait()
+        for _ in range(200):
+            small @ small
 path.run = slow
 threading.Thread(target=lambda: llm.generate("a", use_tqdm=False), daemon=True).start()
 is_in_step.wait()
+grammars = GrammarCompiler(Backend)
+grammars.start(StructuredOutput(regex="a"))
 """
 
 
 def test_a_program_may_end_while_its_threads_generate(folder: Path) -> None:
-    """The C++ of a step takes the process down when its thread is ended within."""
+    """pytorch#38228: C++ that comes back to an interpreter that ends takes the process down, that
+    of a step as that of a grammar's compilation."""
     ended = subprocess.run(
         [sys.executable, "-c", EXIT, folder], capture_output=True, text=True, check=False
     )

@@ -4,12 +4,16 @@ Threads do it, at low priority; a grammar library leaves Python while it works, 
 compilation cannot be broken off: one that takes too long is refused and left to end by itself, and
 another thread takes its place, up to a number. What it makes in the end is kept, so that asking
 again later can succeed.
+
+A thread ends as soon as nothing waits, and the program's end waits for those that are at work: one
+that came back from C++ while Python goes would take the process down.
 """
 
 import os
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -23,7 +27,7 @@ log = get_logger(__name__)
 COMPILE_SECONDS = 10.0
 CACHE_BYTES = 256 << 20
 WORKERS = 2
-IDLE_SECONDS = 30.0  # after which a thread ends
+EXIT_SECONDS = 10.0  # that the program's end waits for a thread
 MAX_OVERDUE = 2  # threads that may be busy with compilations that were given up
 
 
@@ -78,15 +82,14 @@ class GrammarCompiler:
     ) -> None:
         self._load, self._seconds, self._cache_bytes = load, seconds, cache_bytes
         self._max_workers = workers
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._loading = threading.Lock()
         self._cache: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
         self._cached_bytes = 0
         self._current: dict[StructuredOutput, Compilation] = {}
         self._queue: deque[Compilation] = deque()
-        self._workers = self._idle = self._overdue = 0
-        self._closed = False
+        self._workers = self._overdue = 0
 
     def start(self, structured: StructuredOutput) -> Compilation:
         """The grammar, ready or on its way."""
@@ -102,16 +105,14 @@ class GrammarCompiler:
                 current = self._current[structured] = Compilation(self, structured)
                 self._queue.append(current)
                 self._start_worker()
-                self._lock.notify()
             return current
 
     def close(self) -> None:
-        """Let idle threads end; what waits is never compiled."""
+        """What waits is never compiled."""
         with self._lock:
-            self._closed = True
             self._cache.clear()
-            self._lock.notify_all()
-            waiting, self._queue = self._queue, deque()
+            self._cached_bytes = 0
+            waiting = [self._queue.popleft() for _ in range(len(self._queue))]
         for compilation in waiting:
             compilation.end(None, RequestError("The engine was closed"))
 
@@ -148,10 +149,11 @@ class GrammarCompiler:
                 )
 
     def _start_worker(self) -> None:
-        needed = len(self._queue) > self._idle
-        if needed and self._workers < self._max_workers + min(self._overdue, MAX_OVERDUE):
+        if self._queue and self._workers < self._max_workers + min(self._overdue, MAX_OVERDUE):
             self._workers += 1
-            threading.Thread(target=self._work, name="headrace-grammar", daemon=True).start()
+            thread = _Thread(self._work)
+            weakref.finalize(thread, _end_with_program, thread.ended, self._queue)
+            thread.start()
 
     def _work(self) -> None:
         if sys.platform == "linux":  # where priorities are those of threads
@@ -159,10 +161,6 @@ class GrammarCompiler:
         while True:
             with self._lock:
                 is_replaced = self._workers - self._overdue > self._max_workers
-                if not is_replaced:
-                    self._idle += 1
-                    self._lock.wait_for(lambda: self._queue or self._closed, IDLE_SECONDS)
-                    self._idle -= 1
                 if is_replaced or not self._queue:
                     self._workers -= 1
                     return
@@ -204,3 +202,24 @@ class GrammarCompiler:
         while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.size_bytes
+
+
+class _Thread(threading.Thread):
+    """`ended` is set when it holds nothing of the grammars any more."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(target=work, name="headrace-grammar", daemon=True)
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()  # lets go of `work` at its end
+        finally:
+            self.ended.set()
+
+
+def _end_with_program(ended: threading.Event, queue: deque[Compilation]) -> None:
+    """Let a thread end; called at the interpreter's exit, or when the thread is long gone."""
+    if not ended.is_set():
+        queue.clear()
+        ended.wait(EXIT_SECONDS)
