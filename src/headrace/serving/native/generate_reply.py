@@ -22,7 +22,7 @@ Triple = tuple[float | None, int, str | None]  # logprob, token id, its text if 
 class _Choice:
     """All that is known of one continuation so far."""
 
-    texts: list[str] = field(default_factory=list)
+    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
@@ -35,7 +35,6 @@ class GenerateReply:
 
     def __init__(self, plan: GeneratePlan, generation: Generation) -> None:
         self._plan, self._generation = plan, generation
-        self._began = time.monotonic()
         self._choices = [[_Choice() for _ in range(each.params.n)] for each in plan.submits]
         self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
         self._is_list = plan.is_batch or any(each.params.n > 1 for each in plan.submits)
@@ -52,10 +51,9 @@ class GenerateReply:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async for place, delta in self._generation.deltas():
-            if not (delta.token_ids or delta.text or delta.finished):
-                self._take(place, delta)
-                continue
             self._take(place, delta)
+            if not (delta.token_ids or delta.text or delta.finished):
+                continue
             told = self._told(place, delta.index)
             if self._is_list:
                 before = sum(len(choices) for choices in self._choices[:place])
@@ -65,7 +63,7 @@ class GenerateReply:
 
     def _take(self, place: int, delta: Delta) -> None:
         choice = self._choices[place][delta.index]
-        choice.texts.append(delta.text)
+        choice.text += delta.text
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs or []
         choice.finished, choice.states = delta.finished, delta.hidden_states
@@ -82,7 +80,7 @@ class GenerateReply:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": len(choice.token_ids),
             "cached_tokens": cached_tokens,
-            "e2e_latency": time.monotonic() - self._began,
+            "e2e_latency": time.monotonic() - self._generation.record.started,
             "weight_version": "default",
         }
         asked = self._plan.logprobs[place]
@@ -92,8 +90,7 @@ class GenerateReply:
             meta["hidden_states"] = self._states(place, choice.states)
         if choice.routed_experts is not None:  # int32, [rows, layers with experts, k]
             meta["routed_experts"] = b64encode(choice.routed_experts).decode()
-        text = "".join(choice.texts)
-        return {"text": text, "output_ids": choice.token_ids, "meta_info": meta}
+        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
     def _states(self, place: int, packed: PackedStates) -> list[Any]:
         """SGLang's form: a list of states for the prompt, then the state of each output token that
