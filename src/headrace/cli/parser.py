@@ -151,9 +151,8 @@ def _is_about(action: argparse.Action, word: str) -> bool:
 
 def default_text(value: object) -> str:
     """(default: 1,32), with its percent signs escaped, to stand behind a sentence of help."""
-    shown = value
     if isinstance(value, bool):
-        shown = "on" if value else "off"
+        value = "on" if value else "off"
     elif isinstance(value, tuple):
-        shown = ",".join(map(str, value))
-    return f" (default: {shown})".replace("%", "%%")
+        value = ",".join(map(str, value))
+    return f" (default: {value})".replace("%", "%%")

@@ -43,6 +43,7 @@ class Service:
         measures, history, figures: for metrics and the status page.
         readers: how answers are read; what the model shows counts once it has loaded.
         ignored: fields of requests that had no effect.
+        rendering: bounds the chat templates that are rendered at once.
     """
 
     config: ServerConfig
