@@ -22,25 +22,21 @@ from headrace.layers.norm import RMSNorm
 from headrace.layers.rope import RotaryEmbedding, Rotation
 from headrace.layers.weights import WeightSpace
 
-LayerTap = Callable[[int, Tensor], None]
-"""(layer, residual stream behind it [T, H]); the stream may be written by the next layer."""
-
-EmbeddingTap = Callable[[Tensor], None]
-"""The residual stream before the first layer, [T, H]; the layer may write it."""
+StreamTap = Callable[[int, Tensor], None]
+"""(i, residual stream [T, H]): 0 the embedding, i behind i layers; the next layer may write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTap:
+class TappedStream:
     """Somebody who looks at the residual stream.
 
     Attributes:
-        layers: those that `layer` is told of; `None`: all. Where nobody is told, a stream that
-            comes in parts is not added.
+        layers: what `tap` is told of, numbered as it is told; `None`: all. Where nobody is told, a
+            stream that comes in parts is not added.
     """
 
-    layer: LayerTap
-    embedding: EmbeddingTap | None = None
-    layers: Container[int] | None = None
+    tap: StreamTap
+    layers: Container[int] | None
 
 
 class PreNormBlock(nn.Module):
@@ -65,7 +61,7 @@ class PreNormBlock(nn.Module):
 class Decoder(nn.Module):
     """Token ids to hidden states."""
 
-    taps: tuple[StreamTap, ...] = ()
+    taps: tuple[TappedStream, ...] = ()
 
     def __init__(
         self,
@@ -91,9 +87,8 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """[T], [T] -> [T, H]"""
         x: Tensor = self.embed_tokens(input_ids)
-        for tap in self.taps:
-            if tap.embedding is not None:
-                tap.embedding(x)
+        if self.taps:
+            self._tell(0, x)
         x = self.run_layers(x, self.rotations(positions), batch, 0, len(self.layers))
         return self.norm(x)  # type: ignore[no-any-return]
 
@@ -108,15 +103,15 @@ class Decoder(nn.Module):
         for index in range(first, end):
             x = self.layers[index](x, rotations[self.rope_of_layer[index]], batch)
             if self.taps:
-                self._tell(index, x)
+                self._tell(index + 1, x)
         return x
 
-    def _tell(self, index: int, x: Tensor) -> None:
-        told = [tap for tap in self.taps if tap.layers is None or index in tap.layers]
+    def _tell(self, layer: int, x: Tensor) -> None:
+        told = [each for each in self.taps if each.layers is None or layer in each.layers]
         if told:
             stream = added(x, self.norm.dtype)
-            for tap in told:
-                tap.layer(index, stream)
+            for each in told:
+                each.tap(layer, stream)
 
 
 class CausalDecoder(nn.Module):
@@ -147,18 +142,13 @@ class CausalDecoder(nn.Module):
         return logits
 
     @contextmanager
-    def tapped(
-        self,
-        tap: LayerTap,
-        embedding: EmbeddingTap | None = None,
-        layers: Container[int] | None = None,
-    ) -> Iterator[None]:
-        """Within: `tap` sees the stream behind every layer, or behind `layers`, and `embedding` the
-        one before the first, on paths that run the model itself, and in graphs that are captured
-        meanwhile. Whoever taps already goes on to see it."""
+    def tapped(self, tap: StreamTap, layers: Container[int] | None = None) -> Iterator[None]:
+        """Within: `tap` sees the stream before and behind every layer, or where `layers` says, on
+        paths that run the model itself, and in graphs that are captured meanwhile. Whoever taps
+        already goes on to see it."""
         decoder = self.model
         before = decoder.taps
-        decoder.taps = (*before, StreamTap(layer=tap, embedding=embedding, layers=layers))
+        decoder.taps = (*before, TappedStream(tap=tap, layers=layers))
         try:
             yield
         finally:

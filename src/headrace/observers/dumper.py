@@ -5,7 +5,7 @@ the path returns. The residual stream between layers is seen only where the mode
 whoever asks for it asks for eager steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,8 @@ class Reader(Protocol):
     ) -> list[KeyValue]: ...
 
 
-Tapped = Callable[[Callable[[int, Tensor], None]], AbstractContextManager[None]]
+Tap = Callable[[int, Tensor], None]
+Tapped = Callable[[Tap, Container[int]], AbstractContextManager[None]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Dumper:
         most: steps; `None`: all.
         model, dtype, backends: for the metadata; backends of prefill and decode.
         reader: inputs, keys and values of a step. tapped: a context in which a tap sees the stream
-            behind each layer.
+            behind so many layers.
     """
 
     folder: Path
@@ -78,13 +79,12 @@ class Dumper:
             yield
             return
         batch, streams = self.reader.filled(run.batch), dict[str, Tensor]()
-        wanted = frozenset(self.layers)
+        behind = {layer + 1: layer for layer in self.layers}
 
-        def keep(layer: int, stream: Tensor) -> None:
-            if layer in wanted:
-                streams[f"{STREAM}.{layer}"] = stream.clone()  # the next layer may write it
+        def keep(count: int, stream: Tensor) -> None:
+            streams[f"{STREAM}.{behind[count]}"] = stream.clone()  # the next layer may write it
 
-        with self.tapped(keep) if STREAM in self.names else nullcontext():
+        with self.tapped(keep, behind) if STREAM in self.names else nullcontext():
             yield
         if evidence.output is None:
             return  # a part of a step; the last part brings all

@@ -3,18 +3,12 @@
 Layers are numbered as requests number them: 0 is the embedding, i the stream behind i layers.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-
 from torch import Tensor
 
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.execution.eager import Model
 from headrace.execution.kept_states import KeptStates
 from headrace.models.decoder import CausalDecoder
-
-Keep = Callable[[int, Tensor], None]
-"""(layer, residual stream [T, H], which the next layer may write)"""
 
 
 def with_asked_states(model: CausalDecoder) -> Model:
@@ -37,7 +31,7 @@ def with_asked_states(model: CausalDecoder) -> Model:
                 asked = stream.new_empty(shape)
             asked[:, request.layers.index(layer)] = stream.index_select(0, index)
 
-        with _keeping(model, request.layers, keep):
+        with model.tapped(keep, request.layers):
             hidden = model.forward(input_ids, positions, batch)
         batch.asked_states = asked
         return hidden
@@ -49,20 +43,7 @@ def with_kept_states(model: CausalDecoder, kept: KeptStates) -> Model:
     """The forward that leaves the states of some layers in buffers, as graphs must."""
 
     def forward(input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        with _keeping(model, kept.layers, kept.keep):
+        with model.tapped(kept.keep, kept.layers):
             return model.forward(input_ids, positions, batch)
 
     return forward
-
-
-@contextmanager
-def _keeping(model: CausalDecoder, layers: Collection[int], keep: Keep) -> Iterator[None]:
-    def behind(index: int, stream: Tensor) -> None:
-        keep(index + 1, stream)
-
-    def before(stream: Tensor) -> None:
-        keep(0, stream)
-
-    inner = frozenset(layer - 1 for layer in layers)
-    with model.tapped(behind, before if 0 in layers else None, inner):
-        yield
