@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headrace.llm import LLM
 
 FAILED = 1
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value OpenAI's servers show for it
 NOT_FAILED = ("stop", "length")
 
 Prompt = str | Sequence[int]
@@ -231,7 +230,7 @@ def _top(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
         {
             "token_id": token_id,
             "token": entry.decoded_token,
-            "logprob": max(entry.logprob, LOWEST_LOGPROB),
+            "logprob": entry.finite,
             "rank": entry.rank,
         }
         for token_id, entry in entries.items()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 OF_REQUEST = "request"
+_LOWEST = -9999.0
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -29,3 +30,8 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str | None = None
+
+    @property
+    def finite(self) -> float:
+        """The logarithm for JSON, which has no infinity; what OpenAI's servers show for it."""
+        return max(self.logprob, _LOWEST)

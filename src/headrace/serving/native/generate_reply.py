@@ -13,7 +13,7 @@ from headrace.serving.event_stream import DONE, event_of
 from headrace.serving.generation import Generation
 from headrace.serving.hidden_states import states_of
 from headrace.serving.native.generate_plan import GeneratePlan, LogprobsAsked
-from headrace.serving.openai.logprobs import Entries, finite, likeliest
+from headrace.serving.openai.logprobs import Entries, likeliest
 
 Triple = tuple[float | None, int, str | None]  # logprob, token id, its text if asked
 
@@ -143,7 +143,7 @@ def _finish_reason(choice: _Choice) -> dict[str, Any] | None:
 
 def _triple(token_id: int, entry: Logprob | None, asked: LogprobsAsked) -> Triple:
     text = entry.decoded_token if asked.with_text and entry is not None else None
-    return (None if entry is None else finite(entry.logprob), token_id, text)
+    return (None if entry is None else entry.finite, token_id, text)
 
 
 def _triples(items: Sequence[tuple[int, Logprob]], asked: LogprobsAsked) -> list[Triple]:

@@ -12,8 +12,6 @@ from headrace.serving.openai.replies import (
 )
 from headrace.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON has no number for
-
 Entries = Mapping[int, Logprob]
 
 
@@ -53,10 +51,6 @@ class TokenNames:
         return list(self._tokenizer.token_text(token_id).encode())
 
 
-def finite(value: float) -> float:
-    return max(value, LOWEST)
-
-
 def chat_entries(
     token_ids: Sequence[int], entries: Sequence[Entries], top: int, names: TokenNames
 ) -> list[TokenLogprob]:
@@ -68,12 +62,12 @@ def chat_entries(
         told.append(
             TokenLogprob(
                 token=text,
-                logprob=finite(chosen.logprob),
+                logprob=chosen.finite,
                 bytes=names.bytes(token_id, text),
                 top_logprobs=[
                     TopLogprob(
                         token=(spelled := names.text(other, entry)),
-                        logprob=finite(entry.logprob),
+                        logprob=entry.finite,
                         bytes=names.bytes(other, spelled),
                     )
                     for other, entry in likeliest(known, top)
@@ -99,7 +93,7 @@ def completion_entries(
     for token_id, known in zip(token_ids, entries, strict=True):
         chosen = None if known is None else known[token_id]
         told.tokens.append(names.key(token_id, chosen))
-        told.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
+        told.token_logprobs.append(None if chosen is None else chosen.finite)
         told.top_logprobs.append(
             None if known is None else _top_by_name(known, token_id, top, names)
         )
@@ -114,7 +108,7 @@ def prompt_entries(entries: Sequence[Entries | None]) -> PromptLogprobs:
         None
         if known is None
         else {
-            str(token_id): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
+            str(token_id): PromptLogprob(entry.finite, entry.rank, entry.decoded_token)
             for token_id, entry in known.items()
         }
         for known in entries
@@ -131,4 +125,4 @@ def _top_by_name(known: Entries, chosen: int, top: int, names: TokenNames) -> di
     shown = likeliest(known, top)
     if all(token_id != chosen for token_id, _ in shown):
         shown.append((chosen, known[chosen]))
-    return {names.key(token_id, entry): finite(entry.logprob) for token_id, entry in shown}
+    return {names.key(token_id, entry): entry.finite for token_id, entry in shown}
