@@ -98,6 +98,13 @@ def test_tools_that_are_no_functions_are_left_out(
         assert count == lenient.post("/v1/messages/count_tokens", json=form).json()
 
 
+def test_tokens_are_those_of_what_runs(lenient: TestClient) -> None:
+    body = {"messages": MESSAGES}
+    tools = [{"type": "custom", "custom": {"name": "f"}}]
+    counted = lenient.post("/tokenize", json={**body, "tools": tools}).json()
+    assert counted == lenient.post("/tokenize", json=body).json()
+
+
 def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:
     body = {"prompt": "Hel", "suffix": "x", "logit_bias": {"5": 2, "foo": 1}, "max_tokens": 0}
     lenient.post(COMPLETIONS, json=body)
