@@ -210,6 +210,9 @@ def test_token_ids_when_asked(http) -> None:
         ({"temperature": -1}, "temperature is -1"),
         ({"max_new_tokens": 5}, "use max_tokens"),
         ({"repeat_penalty": 1.1}, "use repetition_penalty"),
+        ({"stop_sequences": ["."]}, "use stop"),
+        ({"do_sample": False}, "temperature=0 takes the likeliest token"),
+        ({"max_length": 50}, "max_tokens counts the output alone"),
         ({"mirostat": 2}, "are the filters there are"),
         ({"enable_thinking": False}, "chat_template_kwargs"),
         ({"extra_body": {"top_k": 5}}, "beside the others"),
@@ -231,7 +234,7 @@ def test_what_cannot_be_honoured_is_refused(http, engine, body, told) -> None:
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"seed": -5, "parallel_tool_calls": True},
         {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "top_n_sigma": -1, "best_of": 1},
-        {"verbosity": "medium", "echo": False, "enable_thinking": None},
+        {"verbosity": "medium", "echo": False, "enable_thinking": None, "do_sample": True},
     ],
 )
 def test_what_asks_for_nothing_is_taken(http, body) -> None:

@@ -60,6 +60,7 @@ FIELD_WORDS = OtherWords(
         "n_predict": "max_tokens",
         "num_return_sequences": "n",
         "repeat_penalty": "repetition_penalty",
+        "stop_sequences": "stop",
         "top_logprobs": "logprobs",
     }
 )

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pydantic import BaseModel
 
 from headrace.base.unknown_names import NOT_HERE
-from headrace.request.other_words import ABSENT, FIELD_WORDS
+from headrace.request.other_words import ABSENT, FIELD_WORDS, SAMPLING_WORDS
 from headrace.serving.errors import invalid
 from headrace.serving.ignored_fields import MOST_TOLD
 from headrace.serving.service import Service
@@ -22,6 +22,7 @@ _TEXT_ONLY = "this model reads and writes text only"
 REFUSED = {
     **ABSENT,
     **{name: f"use {ours}" for name, ours in FIELD_WORDS.renamed.items()},
+    **{name: SAMPLING_WORDS.advice[name] for name in ("do_sample", "eos_token_id", "max_length")},
     "audio": _TEXT_ONLY,
     "bootstrap_host": NOT_HERE,
     "bootstrap_room": NOT_HERE,
@@ -64,6 +65,7 @@ NEUTRAL = {
         (0,),
     ),
     **dict.fromkeys(("best_of", "repeat_penalty", "tfs", "tfs_z", "typical_p"), (1,)),
+    "do_sample": (True,),
     "modalities": (["text"],),
     "stream_interval": (1,),
     "length_penalty": (1,),
@@ -127,5 +129,5 @@ def _letters(name: str) -> str:
 
 def _asks_nothing(name: str, value: object) -> bool:
     if value is False:
-        return name != "enable_thinking"
+        return name not in ("do_sample", "enable_thinking")
     return value is None or value in ([], {}, "") or value in NEUTRAL.get(name, ())
