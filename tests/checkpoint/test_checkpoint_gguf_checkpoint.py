@@ -159,6 +159,12 @@ def test_a_window_whose_layers_are_unknown(tmp_path):
         make(tmp_path, keys=keys)
 
 
+@pytest.mark.parametrize(("keys", "said"), [({}, None), ({"llama.attention.causal": False}, False)])
+def test_attention_that_is_not_causal_is_told(tmp_path, keys, said):
+    checkpoint, _ = make(tmp_path, keys=keys)
+    assert checkpoint.config.get("is_causal") is said
+
+
 def test_untied_head(tmp_path):
     weights = random_weights() | {"lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
     checkpoint, _ = make(tmp_path, weights=weights)

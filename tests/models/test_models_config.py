@@ -344,9 +344,14 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
     assert "Supported" in caught.value.remedy
 
 
-def test_bidirectional_gemma3_is_refused() -> None:
+@pytest.mark.parametrize("key", ["is_causal", "use_bidirectional_attention"])
+@pytest.mark.parametrize("make", [config, gemma])
+def test_bidirectional_attention_is_refused(make: Any, key: str) -> None:
+    """vLLM#14609: gte-Qwen2 says so with is_causal, and its embeddings were causal in silence."""
+    wrong = {"is_causal": False, "use_bidirectional_attention": True}[key]
     with pytest.raises(UnsupportedError, match="bidirectional"):
-        read_model_traits(gemma(use_bidirectional_attention=True))
+        read_model_traits(make(**{key: wrong}))
+    read_model_traits(make(**{key: not wrong}))
 
 
 def test_the_refusal_lists_every_family() -> None:

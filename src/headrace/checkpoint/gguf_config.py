@@ -101,6 +101,8 @@ def gguf_config(file: GgufFile, architecture: str) -> dict[str, Any]:
         config |= _llama_keys(file, keys, architecture)
     if architecture in _WITH_EXPERTS:
         config |= _expert_keys(keys)
+    if keys.get("attention.causal") is False:
+        config["is_causal"] = False
     config |= _token_id_keys(file.metadata)
     return config
 

@@ -106,6 +106,7 @@ def read_traits(
         tied: whether head and embedding share weights when the config does not say.
         act_key: name of the activation's key.
     """
+    _check_causal(config)
     dtype = read.text(config, "dtype", read.text(config, "torch_dtype", "float32"))
     if dtype not in DTYPES:
         raise UnsupportedError(
@@ -132,4 +133,17 @@ def read_traits(
         max_position=max_position,
         dtype=dtype,
         **more,
+    )
+
+
+def _check_causal(config: Mapping[str, Any]) -> None:
+    """Refuse what models for embedding state whose tokens see those behind them; transformers heeds
+    both keys in every family."""
+    if read.flag(config, "is_causal", True) and not read.flag(
+        config, "use_bidirectional_attention", False
+    ):
+        return
+    raise UnsupportedError(
+        "A model with bidirectional attention is not supported",
+        why="its tokens see those behind them, and its states would be others here",
     )

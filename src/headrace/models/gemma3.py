@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headrace.base.errors import UnsupportedError
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.config.persona import ModelTraits, RopeTraits
 from headrace.layers.attention import SelfAttention
@@ -61,11 +60,6 @@ class Gemma3ForCausalLM(CausalDecoder):
 
 def gemma3_traits(config: Mapping[str, Any]) -> ModelTraits:
     """Config keys of Gemma3ForCausalLM (model type gemma3_text)."""
-    if read.flag(config, "use_bidirectional_attention", False):
-        raise UnsupportedError(
-            "A Gemma 3 with bidirectional attention is not supported",
-            why="it is an embedding model, not a generator",
-        )
     attention = read_heads(
         config,
         default_head_dim=HEAD_DIM,
