@@ -98,11 +98,22 @@ def test_tools_that_are_no_functions_are_left_out(
         assert count == lenient.post("/v1/messages/count_tokens", json=form).json()
 
 
-def test_tokens_are_those_of_what_runs(lenient: TestClient) -> None:
-    body = {"messages": MESSAGES}
-    tools = [{"type": "custom", "custom": {"name": "f"}}]
-    counted = lenient.post("/tokenize", json={**body, "tools": tools}).json()
-    assert counted == lenient.post("/tokenize", json=body).json()
+@pytest.mark.parametrize("route", ["/tokenize", "/v1/messages/count_tokens"])
+def test_tokens_are_those_of_what_runs(make_service, reasoner, route: str) -> None:
+    service = make_service(refuse_unsupported=False)
+    service.tokenizer = reasoner  # whose template shows tools
+    theirs, ours = (
+        {"type": "web_search", "name": "g"},
+        {"type": "function", "function": {"name": "f"}},
+    )
+    if route != "/tokenize":
+        ours = {"name": "f", "input_schema": {"type": "object"}}
+    with TestClient(make_app(service), raise_server_exceptions=False) as http:
+        counts = [
+            http.post(route, json={"messages": MESSAGES, "tools": tools}).json()
+            for tools in ([], [theirs], [ours], [ours, theirs])
+        ]
+    assert counts[0] == counts[1] != counts[2] == counts[3]
 
 
 def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:
