@@ -259,7 +259,7 @@ class _NoSink:
     def hidden_states(self, states: Any) -> None:
         pass
 
-    def routed_experts(self, routing: Any) -> None:
+    def routed_experts(self, ids: Any) -> None:
         pass
 
     def finished(self, ending: Finished) -> None:

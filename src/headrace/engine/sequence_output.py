@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from headrace.engine.outputs import CompletionOutput, Piece
 from headrace.engine.token_states import TokenStates
 from headrace.request.outcome import Finished, Logprob
-from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 from headrace.text.output_text import OutputText
@@ -66,9 +65,8 @@ class SequenceOutput:
     def hidden_states(self, states: PackedStates) -> None:
         self.states = TokenStates(states)
 
-    def routed_experts(self, routing: PackedRouting) -> None:
-        ids = np.frombuffer(routing.data, dtype="<i4")
-        self.routing = ids.reshape(routing.rows, routing.layers, routing.chosen)
+    def routed_experts(self, ids: NDArray[np.int32]) -> None:
+        self.routing = ids
 
     def finished(self, ending: Finished) -> None:
         assert self.ending is None, "a sequence ends once"

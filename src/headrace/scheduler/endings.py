@@ -59,7 +59,7 @@ class Endings:
         if sequence.state_rows is not None:
             sequence.sink.hidden_states(sequence.state_rows.packed())
         if sequence.routing_rows is not None:
-            sequence.sink.routed_experts(sequence.routing_rows.packed())
+            sequence.sink.routed_experts(sequence.routing_rows.experts())
         sequence.sink.finished(ending)
 
     def settle(self, sequence: Sequence) -> None:

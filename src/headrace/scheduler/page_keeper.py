@@ -137,15 +137,11 @@ class PageKeeper:
 
     def check(self, scheduled: Iterable[Sequence]) -> None:
         """Every page in exactly one place, every lock and row accounted for, or an error."""
-        holders = list(scheduled)
+        holders = [sequence for sequence in scheduled if sequence.row is not None]
         check_integrity(
             self.allocator,
             self.cache,
-            {
-                f"{holder.request.request_id}/{holder.index}": holder.owned
-                for holder in holders
-                if holder.row is not None
-            },
+            {holder.name: holder.owned for holder in holders},
             handles=[holder.node for holder in holders if holder.node is not None],
             rows=self.rows,
             live_rows=[holder.row for holder in holders if holder.row is not None],

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from headrace.memory.radix_node import RadixNode
 from headrace.request.outcome import Finished, Logprob
-from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 from headrace.sampling.host_mask import HostMask
@@ -54,8 +53,9 @@ class TokenSink(Protocol):
     def hidden_states(self, states: PackedStates) -> None:
         """Take the hidden states that were asked, before the ending."""
 
-    def routed_experts(self, routing: PackedRouting) -> None:
-        """Take the experts of the tokens, where they were asked, before the ending."""
+    def routed_experts(self, ids: NDArray[np.int32]) -> None:
+        """Take the experts of the tokens, [rows, layers, chosen], where they were asked, before the
+        ending."""
 
     def finished(self, ending: Finished) -> None:
         """Take the one ending."""

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.config.persona import ModelTraits
-from headrace.request.packed_routing import PackedRouting
 from headrace.request.packed_states import PackedStates
 from headrace.request.request import Request
 
@@ -126,11 +125,10 @@ class RoutingRows(TokenRows):
         super().__init__(0, 4 * layers * chosen)
         self._layers, self._chosen = layers, chosen
 
-    def packed(self) -> PackedRouting:
-        """All rows. No more may be added."""
-        return PackedRouting(
-            data=self._data, rows=self.next_position, layers=self._layers, chosen=self._chosen
-        )
+    def experts(self) -> NDArray[np.int32]:
+        """All rows, [rows, layers, chosen]. No more may be added."""
+        ids = np.frombuffer(self._data, dtype="<i4")
+        return ids.reshape(self.next_position, self._layers, self._chosen)
 
 
 def routing_rows_of(request: Request, traits: ModelTraits) -> RoutingRows | None:
