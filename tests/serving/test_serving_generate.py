@@ -146,7 +146,7 @@ def test_ids_of_the_caller(http, engine) -> None:
         ({"text": []}, "text"),
         ({"input_ids": "a"}, "list of token ids"),
         ({"input_ids": ["a"]}, "list of token ids"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_tokens is 0"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_tokens is -1"),
         ({"text": "a", "sampling_params": {"nope": 1}}, "nope"),
         ({"text": "a", "sampling_params": {"regex": 5}}, "regex: structured: regex is 5"),
         ({"text": "a", "sampling_params": [{}, {}]}, "2 entries for 1 prompts"),
@@ -167,6 +167,25 @@ def test_what_cannot_be_honoured_is_refused(http, engine, body, told) -> None:
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
     assert not engine.submits
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompt_alone(http, engine, stream: bool) -> None:
+    """SGLang's way of scoring a text: no new token."""
+    engine.words, engine.finished = ["x"], Finished("stop")
+    body = {"text": ["Hel", "lo"], "return_logprob": True, "logprob_start_len": 0, "stream": stream}
+    body["sampling_params"] = [{"max_new_tokens": 0}, {"max_new_tokens": 1}]
+    answer = http.post(ROUTE, json=body)
+    assert answer.status_code == 200, answer.text
+    told = events_of(answer.text) if stream else answer.json()
+    first, second = sorted(told, key=lambda each: len(each["output_ids"]))
+    meta = first["meta_info"]
+    assert (first["text"], first["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert meta["output_token_logprobs"] == []
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == HELLO
+    assert second["text"] == "x"
+    assert [submit.params.max_tokens for submit in engine.submits] == [1, 1]
 
 
 def test_experts_of_so_many_tokens_as_an_answer_may_hold(make_service, engine) -> None:

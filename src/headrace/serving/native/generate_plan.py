@@ -29,6 +29,7 @@ _ELSEWHERE = dict.fromkeys(
     "it belongs in sampling_params",
 )
 _STATES = "return_hidden_states"
+_MOST_TOKENS = ("max_new_tokens", "max_tokens")
 _WITHOUT_EFFECT = ("spaces_between_special_tokens",)
 
 
@@ -49,6 +50,8 @@ class GeneratePlan:
     Attributes:
         rids: ids that the replies carry. logprobs: `None` where none are shown.
         is_batch: the reply is a list.
+        drops_output: only the prompt is wanted (max_new_tokens 0); a token is made, since every
+            forward makes one.
     """
 
     name: str
@@ -56,6 +59,7 @@ class GeneratePlan:
     rids: tuple[str, ...]
     logprobs: tuple[LogprobsAsked | None, ...]
     is_batch: bool
+    drops_output: tuple[bool, ...]
 
 
 async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> GeneratePlan:
@@ -69,12 +73,15 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     count = len(prompts)
     check_count(count, service.config.max_prompts, f"The request has {count} prompts", "input_ids")
     rids = _rids(body, count, fresh)
-    submits, logprobs = [], []
+    submits, logprobs, drops = [], [], []
     for place, prompt in enumerate(prompts):
         with of_prompt(place if is_batch else None):
             asked = _logprobs(body, place, count, service.config.max_logprobs)
-            params = _params(_of(body.sampling_params, place, count, "sampling_params"), service)
-            params = _with_logprobs(params, asked)
+            given = _of(body.sampling_params, place, count, "sampling_params") or {}
+            drops.append(any(_is_zero(given.get(name)) for name in _MOST_TOKENS))
+            if drops[-1]:
+                given = {**given, **dict.fromkeys(_MOST_TOKENS, 1)}
+            params = _with_logprobs(_params(given, service), asked)
             params = _with_states(params, body, place, count)
             if _of(body.return_routed_experts, place, count, "return_routed_experts"):
                 params = replace(params, return_routed_experts=True)
@@ -102,6 +109,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
         rids=tuple(rids),
         logprobs=tuple(logprobs),
         is_batch=is_batch,
+        drops_output=tuple(drops),
     )
 
 
@@ -159,10 +167,14 @@ def _of(value: Any, place: int, count: int, name: str) -> Any:
     return value[place]
 
 
-def _params(given: Mapping[str, Any] | None, service: Service) -> SamplingParams:
+def _is_zero(value: Any) -> bool:
+    return type(value) is int and value == 0  # False is none
+
+
+def _params(given: Mapping[str, Any], service: Service) -> SamplingParams:
     asked: dict[str, Any] = {}
     forms: dict[str, Any] = {}
-    for name, value in (given or {}).items():
+    for name, value in given.items():
         ours = SGLANG_NAMES.get(name, name)
         if name in _WITHOUT_EFFECT or value is None:
             continue

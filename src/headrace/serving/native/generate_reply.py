@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headrace.request.messages import Delta, TokenLogprobs
 from headrace.request.outcome import Finished, Logprob
 from headrace.request.packed_states import PackedStates
@@ -63,6 +65,8 @@ class GenerateReply:
 
     def _take(self, place: int, delta: Delta) -> None:
         choice = self._choices[place][delta.index]
+        if self._plan.drops_output[place]:
+            delta = _without_output(delta)
         choice.text += delta.text
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs or []
@@ -124,6 +128,13 @@ class GenerateReply:
             if asked.ids:
                 told[f"{side}_token_ids_logprobs"] = [_by_id(each, asked) for each in entries]
         return told
+
+
+def _without_output(delta: Delta) -> Delta:
+    ending = delta.finished
+    if ending is not None and ending.reason == "stop":
+        ending = Finished("length")
+    return msgspec.structs.replace(delta, text="", token_ids=[], logprobs=None, finished=ending)
 
 
 def _finish_reason(choice: _Choice) -> dict[str, Any] | None:
