@@ -5,7 +5,7 @@ import shutil
 import pytest
 from checkpoint_builders import random_weights, write_folder, write_gguf, write_json
 
-from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
+from headrace.base.errors import CheckpointError, ConfigError, NotFoundError, UnsupportedError
 from headrace.checkpoint import open_checkpoint, open_tokenizer
 from headrace.config.engine_config import EngineConfig
 
@@ -74,6 +74,29 @@ def test_a_tokenizer_alone(tmp_path):
     assert open_tokenizer(EngineConfig(model=str(model))) is None
     shutil.copy(alone / "tokenizer.json", model)
     assert open_tokenizer(EngineConfig(model=str(model))).tokenizer_json.parent == model
+
+
+def test_a_chat_template_of_the_operator(tmp_path):
+    model = write_folder(tmp_path / "model", random_weights())
+    file = tmp_path / "tools.jinja"
+    config = EngineConfig(model=str(model), chat_template=file)
+    with pytest.raises(ConfigError, match=r"chat_template is .*tools\.jinja'\. There is no such"):
+        open_tokenizer(config)
+    file.write_text(" \n")
+    with pytest.raises(ConfigError, match=r"chat_template is .*tools\.jinja\. The file is empty"):
+        open_tokenizer(config)
+    file.write_text("{{ mine }}")
+    with pytest.raises(ConfigError, match="The checkpoint has no tokenizer"):
+        open_tokenizer(config)
+    write_json(model / "tokenizer.json", {"added_tokens": []})
+    write_json(model / "tokenizer_config.json", {"chat_template": "theirs"})
+    source = open_tokenizer(config)
+    assert (source.chat_template, source.chat_template_file) == ("{{ mine }}", file)
+    theirs = open_tokenizer(EngineConfig(model=str(model)))
+    assert (theirs.chat_template, theirs.chat_template_file) == ("theirs", None)
+    file.write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match="is not UTF-8"):
+        open_tokenizer(config)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "x.gguf", "tokenizer.json"])

@@ -141,6 +141,21 @@ def test_a_base_model_is_refused_before_its_weights_are_read(
     assert f"headrace generate {model} -p TEXT" in shown
 
 
+def test_a_base_model_may_be_given_a_chat_template(tmp_path, monkeypatch) -> None:
+    model = write_tiny_model(tmp_path, "llama")
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    loaded = []
+
+    def load(self, model: str, *, chat_template: str, **_: object) -> None:
+        loaded.append((model, chat_template))
+        raise ConfigError("loaded")
+
+    monkeypatch.setattr("headrace.llm.LLM.__init__", load)
+    assert main(["chat", str(model), "--chat-template", str(file)]) == 2
+    assert loaded == [(str(model), str(file))]
+
+
 def test_a_hub_is_asked_once_for_a_model_with_a_chat_template(tmp_path, monkeypatch) -> None:
     model = write_tiny_model(tmp_path, "llama")
     (model / "chat_template.jinja").write_text("{{ messages }}")

@@ -36,6 +36,7 @@ NOT_NAMES = [*NOT_TEXTS, 0, 5, True, False]
 BAD: dict[str, list[Any]] = {
     "model": [*NOT_NAMES, None],
     "tokenizer": NOT_NAMES,
+    "chat_template": NOT_NAMES,
     "revision": NOT_NAMES,
     "load_format": [*NOT_CHOICES, None],
     "dtype": [*NOT_CHOICES, None, torch.int8],
@@ -95,6 +96,7 @@ def test_a_bad_value_is_refused_by_name_value_and_range(name: str, value: Any) -
 GOOD: dict[str, list[Any]] = {
     "model": ["tiny", Path("some") / "folder"],
     "tokenizer": [None, "tiny", Path("folder")],
+    "chat_template": [None, "tools.jinja", Path("folder") / "tools.jinja"],
     "revision": [None, "main"],
     "device": ["auto", "cuda", "cpu", "tpu"],  # which devices there are is detected later
     "max_model_len": [None, 1, 2**31 - 1, np.int32(5)],

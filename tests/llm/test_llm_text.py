@@ -9,9 +9,10 @@ import pytest
 from tiny_engine import EOS, write_checkpoint
 from tiny_llm import GREEDY, PRINTABLE, assert_nothing_is_held, joined, make_llm, one, scripted
 
-from headrace import LLM, SamplingParams
-from headrace.base.errors import RequestError, UnknownFieldError
+from headrace import LLM, EngineConfig, SamplingParams
+from headrace.base.errors import ConfigError, RequestError, UnknownFieldError
 from headrace.engine.outputs import Piece
+from headrace.serving.prompts import load_tokenizer
 
 PROMPT = "The prompt"
 TEXT = "a stop comes here: [END] and not there"
@@ -244,6 +245,22 @@ def test_chat_with_a_template_of_the_caller(folder: Path) -> None:
         llm.chat(messages, GREEDY, chat_template="{% if %}")
 
 
+def test_a_chat_template_of_the_operator_is_taken_or_refused_at_the_start(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages[0].content }}!{{ eos_token }}")
+    messages = [{"role": "user", "content": "Hi"}]
+    (output,) = make_llm(folder, chat_template=file).chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt == "Hi!</s>"
+    served = load_tokenizer(EngineConfig(model=str(folder), chat_template=file))
+    assert served is not None
+    assert served.apply_chat_template(messages) == "Hi!</s>"
+    file.write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"mine\.jinja is no chat template\. Expected an expr"):
+        make_llm(folder, chat_template=file)
+
+
 def test_tools_that_the_template_does_not_show_are_refused(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -264,7 +281,7 @@ def test_tools_that_the_template_does_not_show_are_refused(llm: LLM) -> None:
     ("name", "answer"),
     [
         ("temperature", "use SamplingParams(temperature=...)"),
-        ("max_new_tokens", "use max_tokens"),
+        ("max_new_tokens", "use SamplingParams(max_tokens=...)"),
         ("chat_template_kwargs", "give its entries as arguments of their own"),
     ],
 )

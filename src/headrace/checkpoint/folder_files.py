@@ -114,7 +114,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
     file = folder / "chat_template.jinja"
     if os.path.lexists(file):
-        return _text(file)
+        return text_of(file)
     template = (
         optional_json(folder / "chat_template.json", TokenizerConfig).get("chat_template")
         or settings.get("chat_template")
@@ -145,18 +145,23 @@ def _tokenizer_eos_id(tokenizer_json: Path | None, settings: Mapping[str, Any]) 
             return int(index)
     if tokenizer_json is None:
         return None
-    added: _AddedTokens = _decode(tokenizer_json, _AddedTokens)
+    added: _AddedTokens = decoded_json(tokenizer_json, _AddedTokens)
     for entry in added.added_tokens:
         if entry.content == token:
             return entry.id
-    file: _TokenizerFile = _decode(tokenizer_json, _TokenizerFile)
+    file: _TokenizerFile = decoded_json(tokenizer_json, _TokenizerFile)
     vocabulary = file.model.vocab
     if isinstance(vocabulary, list):  # unigram: pieces with scores, the place is the id
         vocabulary = {piece: index for index, (piece, _) in enumerate(vocabulary)}
     return vocabulary.get(token)
 
 
-def _decode(path: Path, kind: Any) -> Any:
+def decoded_json(path: Path, kind: Any) -> Any:
+    """What a JSON file holds, as a type of msgspec.
+
+    Raises:
+        CheckpointError: it cannot be read or is something else.
+    """
     with _told(path):
         return msgspec.json.decode(_read(path), type=kind)
 
@@ -175,7 +180,7 @@ def _told(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return _read(path).decode()
     except UnicodeDecodeError as error:

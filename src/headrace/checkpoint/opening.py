@@ -1,12 +1,15 @@
 """Which reader a path needs."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from headrace.base.errors import CheckpointError, NotFoundError, UnsupportedError
+from headrace.base.errors import CheckpointError, ConfigError, NotFoundError, UnsupportedError
+from headrace.base.shown import shown
 from headrace.checkpoint.folder_files import (
     SUPPORTED_FORMATS,
     folder_tokenizer_source,
     named_like,
+    text_of,
 )
 from headrace.checkpoint.gguf_checkpoint import GgufCheckpoint
 from headrace.checkpoint.interface import Checkpoint
@@ -51,7 +54,42 @@ def open_tokenizer(config: EngineConfig) -> TokenizerSource | None:
 
     Raises:
         NotFoundError, CheckpointError, UnsupportedError: as `resolve_model`, `open_checkpoint`.
+        ConfigError: as `with_asked_template`.
     """
+    return with_asked_template(_open_tokenizer(config), config)
+
+
+def with_asked_template(
+    source: TokenizerSource | None, config: EngineConfig
+) -> TokenizerSource | None:
+    """The tokenizer with the chat template that `config` names, if it does.
+
+    Raises:
+        ConfigError: that is no file, or an empty one, or there is no tokenizer. CheckpointError: it
+            cannot be read.
+    """
+    if config.chat_template is None:
+        return source
+    file = Path(config.chat_template)
+    if not file.is_file():
+        raise ConfigError(
+            f"chat_template is {shown(config.chat_template)}",
+            why="there is no such file",
+            remedy="Give the path of a file with the template in Jinja",
+        )
+    template = text_of(file)
+    if not template.strip():
+        raise ConfigError(f"chat_template is {file}", why="the file is empty")
+    if source is None:
+        raise ConfigError(
+            f"chat_template is {file}",
+            why="the checkpoint has no tokenizer, which a chat needs",
+            remedy="Name one (tokenizer), or leave the template out",
+        )
+    return replace(source, chat_template=template, chat_template_file=file)
+
+
+def _open_tokenizer(config: EngineConfig) -> TokenizerSource | None:
     if config.tokenizer is None:
         path = resolve_model(config.model, config.revision)
         return open_checkpoint(path, weights=False).tokenizer_source

@@ -46,6 +46,7 @@ def chat_model(config: EngineConfig) -> str:
         raise RequestError(
             f"{config.model} has no chat template",
             why="it was not trained to answer",
-            remedy=f"Use headrace generate {config.model} -p TEXT, without --chat",
+            remedy=f"Use headrace generate {config.model} -p TEXT, without --chat; or give it a "
+            "template with --chat-template FILE",
         )
     return path

@@ -56,6 +56,11 @@ class EngineConfig:
     tokenizer: str | None = option(
         None, "path or hub id of another tokenizer", optional(text("paths and hub ids"))
     )
+    chat_template: str | None = option(
+        None,
+        "file with a chat template in Jinja, in place of the checkpoint's",
+        optional(text("paths of files")),
+    )
     revision: str | None = option(
         None, "revision of a hub model", optional(text("branches, tags and commits"))
     )

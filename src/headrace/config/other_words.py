@@ -138,7 +138,6 @@ ENGINE_WORDS = OtherWords(
         ),
         "allow_auto_truncate": "prompts are never truncated",
         "base_gpu_id": "CUDA_VISIBLE_DEVICES in the environment says which GPU",
-        "chat_template": "LLM.chat takes one, by default the checkpoint's own",
         "decode_log_interval": "a line of figures comes every ten seconds while there is work",
         "disable_log_stats": "--log-level warning, or HEADRACE_LOG_LEVEL, leaves out such lines",
         "download_dir": "HF_HOME in the environment says where the hub's files go",

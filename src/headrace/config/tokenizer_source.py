@@ -36,6 +36,7 @@ class TokenizerSource:
 
     `settings` is a folder's tokenizer_config.json (special tokens, add_bos_token, ...).
     `chat_template` is Jinja text, or several by name (default, tool_use).
+    `chat_template_file` is the file it is from where that was asked for by name.
     `eos_token_ids` is the union of what config, generation_config and tokenizer name.
     """
 
@@ -44,5 +45,6 @@ class TokenizerSource:
     gguf: GgufVocabulary | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | Mapping[str, str] | None = None
+    chat_template_file: Path | None = None
     eos_token_ids: tuple[int, ...] = ()
     cache_key: str = ""

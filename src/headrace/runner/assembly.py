@@ -13,7 +13,7 @@ from headrace.base.errors import CheckpointError
 from headrace.base.log import get_logger
 from headrace.checkpoint.interface import Checkpoint
 from headrace.checkpoint.names import resolve_model
-from headrace.checkpoint.opening import open_checkpoint, open_tokenizer
+from headrace.checkpoint.opening import open_checkpoint, open_tokenizer, with_asked_template
 from headrace.config.engine_config import EngineConfig
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
@@ -82,7 +82,7 @@ def settle(
 
 def _tokenizer_source(config: EngineConfig, checkpoint: Checkpoint) -> TokenizerSource | None:
     if config.tokenizer is None:
-        return checkpoint.tokenizer_source
+        return with_asked_template(checkpoint.tokenizer_source, config)
     other = open_tokenizer(config)
     if other is None:
         raise CheckpointError(f"{config.tokenizer} holds no tokenizer")

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 
 from headrace.base import env
-from headrace.base.errors import CheckpointError, ConfigError
+from headrace.base.errors import CheckpointError, ConfigError, RequestError
 from headrace.base.log import get_logger
 from headrace.base.whole_file import whole_file
 from headrace.config.tokenizer_source import GgufVocabulary, TokenizerSource
@@ -28,6 +28,7 @@ def build_tokenizer(source: TokenizerSource) -> Tokenizer:
     Raises:
         CheckpointError: the files are missing, broken, or contradict each other.
         UnsupportedError: a kind of tokenizer that is not read here, or one that needs remote code.
+        ConfigError: the chat template that was asked for is no Jinja.
     """
     names = special_tokens(source.settings)
     ends = set(source.eos_token_ids)
@@ -60,7 +61,15 @@ def _chat_template(source: TokenizerSource) -> ChatTemplate | None:
     template = source.chat_template
     if not template:
         return None
-    return ChatTemplate({"default": template} if isinstance(template, str) else template)
+    made = ChatTemplate({"default": template} if isinstance(template, str) else template)
+    if source.chat_template_file is not None:
+        try:
+            made.compile()
+        except RequestError as error:
+            raise ConfigError(
+                f"{source.chat_template_file} is no chat template", why=error.why
+            ) from error
+    return made
 
 
 def _from_json(path: Path, settings: Any) -> tokenizers.Tokenizer:

@@ -35,6 +35,10 @@ class ChatTemplate:
         self._templates = {name: _Template(source) for name, source in templates.items()}
         self.text = "\n".join(templates.values())
 
+    def compile(self) -> None:
+        """Raises `RequestError` for what is no Jinja; else that shows at the first use."""
+        _guarded(lambda: [each.compiled for each in self._templates.values()])
+
     @cached_property
     def variables(self) -> frozenset[str]:
         """Names that a template asks for; empty where one cannot be read."""
@@ -81,7 +85,7 @@ class ChatTemplate:
             raise RequestError(
                 "this model has no default chat template",
                 why=f"It names: {', '.join(sorted(self._templates))}",
-                remedy="Name a checkpoint with a chat_template.jinja as the tokenizer",
+                remedy="Name a file with one (chat_template)",
             )
         return self._templates[name]
 
@@ -93,10 +97,10 @@ class _Template:
         self._source = source
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        return _guarded(lambda: self._compiled.render(variables))
+        return _guarded(lambda: self.compiled.render(variables))
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
+    def compiled(self) -> jinja2.Template:
         return _environment().from_string(self._source)
 
     @cached_property

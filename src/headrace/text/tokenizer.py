@@ -165,9 +165,8 @@ class Tokenizer:
             raise RequestError(
                 "this model has no chat template",
                 why="Neither its tokenizer nor its file brings one, as usual for base models",
-                remedy="Send a plain prompt to LLM.generate or /v1/completions, name a checkpoint "
-                "with a chat_template.jinja as the tokenizer (option tokenizer), or give one to "
-                "LLM.chat",
+                remedy="Send a plain prompt to LLM.generate or /v1/completions, or name a file "
+                "with a template (option chat_template)",
             )
         return self._chat_template.render(
             messages,

@@ -27,7 +27,7 @@ REFUSED = {
     "bootstrap_host": NOT_HERE,
     "bootstrap_room": NOT_HERE,
     "container": "code is not run here",
-    "chat_template": "templates of requests are not run; the operator names one with the model",
+    "chat_template": "templates of requests are not run; the server takes --chat-template",
     "documents": "pass them as chat_template_kwargs",
     "enable_thinking": "pass it as chat_template_kwargs",
     "extra_body": "its fields stand beside the others; OpenAI's Python client puts them there",
