@@ -98,7 +98,8 @@ class LLM(Watching):
 
         Args:
             prompts: a text, a list of token ids, or a list of either.
-            pooling_params: one for all or one per prompt; `None`: the last token's, normalised.
+            pooling_params: one for all or one per prompt; `None`: pooled as the checkpoint states,
+                by the last token where it states nothing, and normalised.
 
         Raises:
             RequestError: as `generate`.

@@ -165,6 +165,12 @@ def test_attention_that_is_not_causal_is_told(tmp_path, keys, said):
     assert checkpoint.config.get("is_causal") is said
 
 
+@pytest.mark.parametrize(("kind", "stated"), [(None, None), (0, None), (1, "mean"), (3, "last")])
+def test_pooling_that_the_file_states(tmp_path, kind, stated):
+    keys = {} if kind is None else {"llama.pooling_type": kind}
+    assert make(tmp_path, keys=keys)[0].pooling == stated
+
+
 def test_untied_head(tmp_path):
     weights = random_weights() | {"lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
     checkpoint, _ = make(tmp_path, weights=weights)

@@ -8,14 +8,13 @@ from headrace.base.errors import RequestError
 
 
 def test_defaults() -> None:
-    assert PoolingParams() == PoolingParams(pooling="last", normalize=True, dimensions=None)
+    assert PoolingParams() == PoolingParams(pooling=None, normalize=True, dimensions=None)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
         ("pooling", "cls", "last or mean"),
-        ("pooling", None, "last or mean"),
         ("pooling", ["mean"], "last or mean"),
         ("normalize", 1, "True or False"),
         ("normalize", None, "True or False"),

@@ -16,6 +16,7 @@ from headrace.checkpoint.gguf_names import hugging_face_name
 from headrace.checkpoint.gguf_rope import ROPE_TENSORS
 from headrace.checkpoint.gguf_tokenizer import gguf_tokenizer_source
 from headrace.checkpoint.interface import TensorEntry
+from headrace.checkpoint.stated_pooling import GGUF_POOLINGS
 from headrace.config.tokenizer_source import TokenizerSource
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -58,6 +59,11 @@ class GgufCheckpoint:
     @cached_property
     def tokenizer_source(self) -> TokenizerSource | None:
         return gguf_tokenizer_source(self._file)
+
+    @property
+    def pooling(self) -> str | None:
+        stated = self._file.metadata.get(f"{self._architecture}.pooling_type")
+        return GGUF_POOLINGS.get(stated) if isinstance(stated, int) else None
 
     def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         source = self._sources[name]

@@ -57,6 +57,12 @@ class Checkpoint(Protocol):
         ...
 
     @property
+    def pooling(self) -> str | None:
+        """How its embeddings are pooled: "last", "mean", or what is not supported here. None when
+        it does not say."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, TensorEntry]:
         """Every tensor by name."""
         ...

@@ -29,6 +29,7 @@ from headrace.checkpoint.folder_files import (
 from headrace.checkpoint.interface import TensorEntry
 from headrace.checkpoint.json_shapes import GenerationConfig, ModelConfig, WeightIndex
 from headrace.checkpoint.lfs_pointer import refuse_pointer
+from headrace.checkpoint.stated_pooling import folder_pooling
 from headrace.config.tokenizer_source import TokenizerSource
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -81,6 +82,10 @@ class SafetensorsCheckpoint:
     @cached_property
     def tokenizer_source(self) -> TokenizerSource | None:
         return folder_tokenizer_source(self.path, self.config, self.generation_config)
+
+    @cached_property
+    def pooling(self) -> str | None:
+        return folder_pooling(self.path)
 
     def read(self, name: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
         entry = self.tensors[name]

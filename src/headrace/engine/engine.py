@@ -23,6 +23,7 @@ from headrace.engine.options import (
     check_states,
     checked_stop_ids,
     default_params,
+    settled_pooling,
 )
 from headrace.engine.profiling import StepProfiler
 from headrace.engine.prompts import Prompt, prompt_token_ids
@@ -45,6 +46,7 @@ from headrace.runner.worker import TpModelWorker
 from headrace.scheduler.admission import Admission
 from headrace.scheduler.launch import LaunchedStep
 from headrace.scheduler.scheduler import Scheduler
+from headrace.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
@@ -59,6 +61,7 @@ class Engine:
         progress: show a bar while weights load.
         retract_every: see `Scheduler`.
         model: weights of an earlier engine, which ends with that; see `assemble`.
+        tokenizer: the checkpoint's, where it is built already: a large one takes a second.
     """
 
     def __init__(
@@ -68,10 +71,11 @@ class Engine:
         progress: bool = False,
         retract_every: int = 0,
         model: CausalDecoder | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.settled: Settled = settle(config)
         checkpoint = self.settled.checkpoint
-        self.tokenizer = tokenizer_of(self.settled)
+        self.tokenizer = tokenizer or tokenizer_of(self.settled)
         self.vocab_size = self.settled.persona.traits.vocab_size
         self.eos_token_ids = eos_token_ids_of(self.settled, self.tokenizer)
         check_end_tokens(self.eos_token_ids)
@@ -155,6 +159,7 @@ class Engine:
         Raises:
             RequestError: it can never be served.
         """
+        pooling = settled_pooling(pooling, self.settled.checkpoint.pooling)
         pooling.check_size(self.settled.persona.traits.hidden_size)
         ids = prompt_token_ids(prompt, self.tokenizer, self.vocab_size)
         self.scheduler.lengths.check(len(ids), 0)

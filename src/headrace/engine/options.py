@@ -8,6 +8,7 @@ from headrace.base.errors import CheckpointError, RequestError
 from headrace.batch.rows import MAX_ROW_STOP_IDS
 from headrace.config.persona import ModelTraits
 from headrace.engine.prompts import NO_TOKENIZER
+from headrace.request.pooling_params import POOLINGS, PoolingParams
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_sizes import ITEM_BYTES
@@ -82,6 +83,24 @@ def check_states(params: SamplingParams, prompt_length: int, settled: Settled) -
             why=f"one step may leave {room:,} bytes of them on the device",
             remedy="Ask for fewer layers, or lower chunked_prefill_size",
         )
+
+
+def settled_pooling(params: PoolingParams, stated: str | None) -> PoolingParams:
+    """Options that name a pooling; `stated`: by the checkpoint.
+
+    Raises:
+        RequestError: it is left to the checkpoint, which states one that there is not.
+    """
+    if params.pooling is not None:
+        return params
+    pooling = stated or "last"
+    if pooling not in POOLINGS:
+        raise RequestError(
+            f"The checkpoint pools embeddings by {pooling}",
+            why=f"only {' and '.join(POOLINGS)} are supported",
+            remedy="Ask for one of these, and for other vectors than the model was trained for",
+        )
+    return replace(params, pooling=pooling)
 
 
 def bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> BadWords | None:

@@ -21,7 +21,8 @@ class PoolingParams:
 
     Attributes:
         pooling: "last" takes the state of the last token, "mean" the mean over all tokens of the
-            prompt, special tokens included (as sentence-transformers' Pooling does).
+            prompt, special tokens included (as sentence-transformers' Pooling does); `None`: what
+            the checkpoint states for embeddings, "last" where it states nothing.
         normalize: the vector has Euclidean length 1.
         dimensions: keep the first so many numbers only, before normalising, as models trained for
             it allow (Matryoshka representations, Kusupati et al. 2022); `None`: all.
@@ -30,12 +31,13 @@ class PoolingParams:
         RequestError: (a ValueError) naming field, value and what is allowed.
     """
 
-    pooling: str = "last"
+    pooling: str | None = None
     normalize: bool = True
     dimensions: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pooling, str) or self.pooling not in POOLINGS:
+        pooling = self.pooling  # an array must not be asked whether it equals a text
+        if pooling is not None and (not isinstance(pooling, str) or pooling not in POOLINGS):
             raise bad_value("pooling", self.pooling, " or ".join(POOLINGS))
         switch("normalize", self.normalize)
         if self.dimensions is not None:
