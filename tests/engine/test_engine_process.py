@@ -115,7 +115,7 @@ def test_what_the_engine_is_goes_to_its_client(shared: Shared, llama_folder: Pat
 @pytest.mark.parametrize(
     ("tokens", "params", "kind", "says"),
     [
-        ([1], SamplingParams(max_tokens=400), TooLongError, "context holds 256 tokens"),
+        ([1], SamplingParams(max_tokens=400), TooLongError, "maximum context length is 256 tokens"),
         ([], SHORT, RequestError, "prompt is empty"),
         ([272], SHORT, RequestError, "token id 272"),
         ([-1], SHORT, RequestError, "token id -1"),

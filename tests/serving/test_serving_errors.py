@@ -291,7 +291,8 @@ def test_of_many_faults_the_first_is_told(model: type[BaseModel]) -> None:
 
 @pytest.mark.parametrize("prompt", [[5] * 1025, "a" * 30_000])
 def test_a_prompt_that_cannot_fit_is_not_sent_to_the_engine(http, engine, prompt) -> None:
-    """Nor is a text read through that is longer than the context in the longest tokens."""
+    """Nor is a text read through that is longer than the context in the longest tokens. LiteLLM
+    knows the fault by its words."""
     for route, body in (
         ("/v1/completions", {"prompt": prompt}),
         ("/v1/embeddings", {"input": ["a", prompt] if isinstance(prompt, str) else prompt}),
@@ -301,7 +302,7 @@ def test_a_prompt_that_cannot_fit_is_not_sent_to_the_engine(http, engine, prompt
         assert answer.status_code == 400
         error = check_shape(answer)
         assert error["code"] == "context_length_exceeded"
-        assert "1024 tokens" in error["message"]
+        assert "his model's maximum context length is 1024 tokens" in error["message"]
         assert ("30000 characters" if isinstance(prompt, str) else "1025 tokens") in error[
             "message"
         ]

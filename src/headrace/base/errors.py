@@ -51,6 +51,12 @@ class TooLongError(RequestError):
     """Prompt and output exceed what one sequence may hold."""
 
 
+def longest_context(tokens: int) -> str:
+    """The bound in OpenAI's words. Proxies and agents look for them, and not for the code beside
+    them, to shorten the prompt or to ask another model."""
+    return f"this model's maximum context length is {tokens} tokens"
+
+
 class CapacityError(HeadraceError):
     """The device has too little memory for what was asked."""
 

@@ -1,7 +1,7 @@
 """How many tokens a sequence may have, prompt and output together."""
 
 from headrace.base.decision import Decision
-from headrace.base.errors import TooLongError
+from headrace.base.errors import TooLongError, longest_context
 
 
 class LengthLimits:
@@ -29,7 +29,7 @@ class LengthLimits:
         if total > self._context.value:
             raise TooLongError(
                 f"{needed}: {total} together" if max_tokens else needed,
-                why=f"the context holds {self._context.value} tokens: {self._set_by()}",
+                why=f"{longest_context(self._context.value)}: {self._set_by()}",
                 remedy=f"{remedy}, or lower max_tokens or min_tokens" if max_tokens else remedy,
             )
         if total - min(max_tokens, 1) > self._pool_tokens:  # the last is never read back

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from headrace.base.errors import HeadraceError, TooLongError
+from headrace.base.errors import HeadraceError, TooLongError, longest_context
 from headrace.request.messages import Delta, Submit
 from headrace.request.outcome import OF_REQUEST, Finished
 from headrace.serving.errors import ApiError, check_count, invalid, of_prompt
@@ -152,7 +152,7 @@ def _check_size(service: Service, submits: Sequence[Submit]) -> None:
             with of_prompt(None if len(submits) == 1 else place):
                 raise TooLongError(
                     f"The prompt has {count} tokens",
-                    why=f"the context holds {longest} tokens",
+                    why=longest_context(longest),
                     remedy="Shorten the prompt",
                 )
     asked = sum(submit.params.n for submit in submits)

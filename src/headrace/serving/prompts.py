@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.base.errors import RequestError, TooLongError
+from headrace.base.errors import RequestError, TooLongError, longest_context
 from headrace.checkpoint.opening import open_tokenizer
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.deadline import within_seconds
@@ -57,7 +57,7 @@ def _encoded(
         if longest is not None and len(text) > most_tokens * longest:
             raise TooLongError(
                 f"The prompt has {len(text)} characters",
-                why=f"the context holds {most_tokens} tokens of at most {longest} bytes each",
+                why=f"{longest_context(most_tokens)}, of at most {longest} bytes each",
                 remedy="Shorten the prompt",
             )
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
