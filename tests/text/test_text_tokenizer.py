@@ -40,38 +40,42 @@ def test_facts_of_a_vocabulary(tmp_path):
     assert not tokenizer.has_chat_template
 
 
+def surrounded(single):
+    """Puts special tokens around texts: `change` of `from_json`."""
+
+    def change(backend):
+        tokens = [(token, id) for id, token in enumerate(("<s>", "</s>")) if token in single]
+        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)
+
+    return change
+
+
+@pytest.mark.parametrize("single", ["$A </s>", "<s> $A", "$A"])
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, "a</s>"),  # the file's own post-processor
-        ({"add_bos_token": True}, "<s>a"),
-        ({"add_bos_token": False}, "a"),
-        ({"add_bos_token": True, "add_eos_token": True}, "<s>a</s>"),
-        ({"add_eos_token": True}, "a</s>"),
-    ],
+    "said", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}]
 )
-def test_bos_and_eos_follow_the_settings_as_in_transformers(tmp_path, settings, expected):
+def test_what_surrounds_a_text_is_the_files_own_as_in_transformers(tmp_path, single, kind, said):
+    """Qwen3-Embedding's file puts an end behind each text, beside `"add_bos_token": false`; without
+    it the vectors are those of another token."""
     from transformers import PreTrainedTokenizerFast
 
-    def ends_with_eos(backend):
-        backend.post_processor = processors.TemplateProcessing(
-            single="$A </s>", special_tokens=[("</s>", 1)]
-        )
-
-    settings = {"bos_token": "<s>", "eos_token": "</s>", **settings}
-    tokenizer = from_json(tmp_path, settings, change=ends_with_eos)
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": kind, **said}
+    tokenizer = from_json(tmp_path, settings, change=surrounded(single))
     ids = tokenizer.encode("a")
-    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+    assert tokenizer.decode(ids, skip_special_tokens=False) == single.replace("$A", "a").replace(
+        " ", ""
+    )
     assert tokenizer.encode("a", add_special_tokens=False) == [
         token_id for token_id in ids if token_id > 1
     ]
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **settings)
-    assert theirs.encode("a") == ids
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path).encode("a") == ids
 
 
 def test_a_second_bos_is_told_once(tmp_path, caplog):
     """vllm#27486: the text of a chat template, given to generate."""
-    tokenizer = from_json(tmp_path, {"bos_token": "<s>", "add_bos_token": True})
+    tokenizer = from_json(tmp_path, {"bos_token": "<s>"}, change=surrounded("<s> $A"))
     assert tokenizer.encode("<s>a", add_special_tokens=False)[0] == tokenizer.encode("a")[0] == 0
     assert not caplog.messages
     assert [tokenizer.encode("<s>a")[:2] for _ in range(2)] == [[0, 0]] * 2

@@ -34,7 +34,7 @@ class GgufVocabulary:
 class TokenizerSource:
     """One of: a `tokenizer.json` file, a folder only transformers can read, or a GGUF vocabulary.
 
-    `settings` is a folder's tokenizer_config.json (special tokens, add_bos_token, ...).
+    `settings` is a folder's tokenizer_config.json (special tokens, chat template, ...).
     `chat_template` is Jinja text, or several by name (default, tool_use).
     `chat_template_file` is the file it is from where that was asked for by name.
     `eos_token_ids` is the union of what config, generation_config and tokenizer name.

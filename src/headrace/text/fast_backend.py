@@ -59,8 +59,8 @@ class FastBackend:
 def apply_settings(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
     """Do to a tokenizer.json what transformers does with its tokenizer_config.json.
 
-    Tokens named there and unknown to the tokenizer are added; `add_bos_token` or `add_eos_token`,
-    where one is named, decide what surrounds a text instead of the file's own post-processor.
+    Tokens named there and unknown to the tokenizer are added. What surrounds a text is the file's
+    own business: `add_bos_token` and `add_eos_token` are stale where they say something else.
     """
     added = _added(tokenizer)
     declared = settings.get("added_tokens_decoder") or {}
@@ -71,13 +71,6 @@ def apply_settings(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any])
     added = _added(tokenizer)
     named = [*special_tokens(settings).values(), *_extra_special_tokens(settings)]
     tokenizer.add_special_tokens([token for token in named if not added.get(token, False)])
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        names = special_tokens(settings)
-        surround(
-            tokenizer,
-            before=names.get("bos_token") if settings.get("add_bos_token") else None,
-            after=names.get("eos_token") if settings.get("add_eos_token") else None,
-        )
 
 
 def surround(tokenizer: tokenizers.Tokenizer, *, before: str | None, after: str | None) -> None:
