@@ -327,7 +327,7 @@ def test_every_conflict_is_told_at_once() -> None:
 def test_window_layers_share_the_pool_and_the_plan_says_what_that_costs() -> None:
     settled = plan(persona(GEMMA3), H100).window_pool
     # 5 of 6 layers keep 16384 - 512 tokens too many: 2 KV heads x (16 + 16) x 2 bytes each
-    assert f"{5 * (16384 - 512) * 2 * 32 * 2:,} bytes" in settled.reason
+    assert f"save {5 * (16384 - 512) * 2 * 32 * 2 / 2**20:.1f} MiB" in settled.reason
     assert settled.value == "shared"
     assert settled.refused
     assert plan().window_pool.reason == "no window layers"

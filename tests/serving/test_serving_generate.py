@@ -54,6 +54,15 @@ def test_token_ids(http, engine) -> None:
     assert [each.prompt_token_ids for each in engine.submits] == [[5, 6], [5, 6], [7]]
 
 
+def test_prefixes_are_kept_apart_by_a_key(http, engine) -> None:
+    """It was an unknown field, and a tenant's prefixes were shared with all."""
+    post(http, text="a", extra_key="mine", priority=2)
+    post(http, text=["a", "b"], extra_key=["x", "y"])
+    post(http, text="a")
+    assert [each.cache_salt for each in engine.submits] == ["mine", "x", "y", ""]
+    assert engine.submits[0].priority == 2
+
+
 def test_sampling_params_have_sglangs_names(http, engine) -> None:
     params = {
         "max_new_tokens": 5,

@@ -83,6 +83,7 @@ SAMPLING_WORDS = OtherWords(
         "lora_request": NOT_HERE,
         "max_length": "max_tokens counts the output alone",
         "output_kind": "LLM.generate gives whole outputs, LLM.stream pieces",
+        "spaces_between_special_tokens": "tokenizers here put none there",
         "stream": "use LLM.stream or LLM.stream_chat",
     },
 )

@@ -48,6 +48,6 @@ def choose_window_pool(traits: ModelTraits, kv_dtype: str, length: int) -> Decis
         name="window_pool",
         value="shared",
         reason=f"{layers} window layers keep all tokens; a pool of their own would save "
-        f"{saved:,} bytes for every sequence of {length:,} tokens",
+        f"{saved / 2**20:,.1f} MiB for every sequence of {length:,} tokens",
         refused=(own,),
     )

@@ -99,6 +99,7 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
                 prompt_text=prompt if isinstance(prompt, str) else None,
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 priority=body.priority or 0,
+                cache_salt=_of(body.extra_key, place, count, "extra_key") or "",
             )
         )
     check_states(service, submits)

@@ -37,3 +37,6 @@ class GenerateRequest(BaseModel):
     )
     return_routed_experts: bool | Switches | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    extra_key: str | Texts | None = Field(
+        None, description="prefixes are shared only with requests that have the same"
+    )
