@@ -98,11 +98,14 @@ def tokens_of(vocabulary, text):
     return [vocabulary.tokens[token_id] for token_id in tokenizer.encode(text)]
 
 
-def test_the_pre_tokenizer_decides():
+def test_the_pre_tokenizer_decides(caplog):
     assert tokens_of(byte_level_vocabulary(), "112 hel") == ["11", "2", "Ġ", "hel"]
     assert tokens_of(byte_level_vocabulary(pre="smollm"), "112") == ["1", "1", "2"]
     assert tokens_of(byte_level_vocabulary(pre="qwen2"), "112") == ["1", "1", "2"]
+    assert not caplog.messages
     assert tokens_of(byte_level_vocabulary(pre=""), "112") == ["11", "2"]
+    (message,) = caplog.messages  # llama.cpp#7476: nobody was told
+    assert "does not say how its text is cut" in message
 
 
 def test_whole_words_first_where_the_model_wants_it():

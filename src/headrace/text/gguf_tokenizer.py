@@ -13,11 +13,14 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from headrace.base.errors import CheckpointError, UnsupportedError
+from headrace.base.log import get_logger
 from headrace.config.tokenizer_source import GgufVocabulary
 from headrace.text.fast_backend import surround
 from headrace.text.merges import merges_from_scores
 from headrace.text.pieces import METASPACE
 from headrace.text.pre_tokenizers import pre_tokenizer
+
+log = get_logger(__name__)
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 
@@ -96,6 +99,12 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
+    if not vocabulary.pre:
+        log.warning(
+            "The GGUF file does not say how its text is cut (tokenizer.ggml.pre), as those made "
+            "before May 2024: most models then answer worse. Take a newer file, or name a folder "
+            "with the model's tokenizer.json as the tokenizer"
+        )
     rule = pre_tokenizer(vocabulary.pre)
     ids = _ids(list(vocabulary.tokens))
     merges = [_merge(line, ids) for line in vocabulary.merges]
