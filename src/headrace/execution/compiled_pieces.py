@@ -1,7 +1,8 @@
 """A forward whose pieces between attention calls are compiled by torch.compile's inductor.
 
-Equal layers share one compiled piece. Attention stays with the caller, since its sizes follow the
-lengths. Compiled code outlives the process in inductor's cache.
+Equal layers share one compiled piece, and so do engines of one process that have equal ones, as
+`verify` makes them. Attention stays with the caller, since its sizes follow the lengths. Compiled
+code outlives the process in inductor's cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from headrace.layers.attention import SelfAttention
 INDUCTOR_OPTIONS: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False}
 
 Function = Callable[..., Sequence[Tensor]]
+# What this process has compiled, by all it follows from; inductor would keep the code anyway.
+_COMPILED: dict[tuple[str, int], Function] = {}
 Attend = Callable[[SelfAttention, Tensor], Tensor]
 """(layer, q [T, N, D]) -> [T, N, Dv]"""
 
@@ -65,15 +68,16 @@ class CompiledForward:
     ) -> None:
         pieces = cut(model, groups, size, device)
         by_id = {layer.layer_id: layer for layer in layers}
+        keys = [piece.key for piece in pieces.pieces]
         functions: dict[str, Function] = {}
-        for piece in pieces.pieces:
-            if piece.key not in functions:
-                functions[piece.key] = compile_piece(piece, remedy)
+        for key, piece in zip(keys, pieces.pieces, strict=True):
+            if key not in functions:
+                functions[key] = compile_piece(piece, remedy)
         self._groups = tuple(groups)
         self._values, self._arguments, self._result = pieces.values, pieces.arguments, pieces.result
         self._pieces = tuple(
             CompiledPiece(
-                function=functions[piece.key],
+                function=functions[key],
                 inputs=piece.inputs,
                 outputs=piece.outputs,
                 dead=dead,
@@ -81,7 +85,7 @@ class CompiledForward:
                 query=piece.query,
                 attended=piece.attended,
             )
-            for piece, dead in zip(pieces.pieces, _dead_after(pieces), strict=True)
+            for key, piece, dead in zip(keys, pieces.pieces, _dead_after(pieces), strict=True)
         )
 
     def __call__(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
@@ -124,11 +128,18 @@ def _dead_after(pieces: Pieces) -> list[tuple[int, ...]]:
 
 
 def compile_piece(piece: Piece, remedy: str) -> Function:
-    """Compile one piece for the shapes of its examples.
+    """Compile one piece for the shapes of its examples, if this process has none like it.
 
     Raises:
         UnsupportedError: the compiler of this machine cannot.
     """
+    key = (piece.key, torch.get_num_threads())
+    if key not in _COMPILED:
+        _COMPILED[key] = _compile(piece, remedy)
+    return _COMPILED[key]
+
+
+def _compile(piece: Piece, remedy: str) -> Function:
     from torch import _inductor  # takes seconds to import, and most starts need none of it
 
     mode = FakeTensorMode()

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from headrace.batch.facts import BatchFacts
@@ -46,7 +48,7 @@ class Piece:
     @property
     def key(self) -> str:
         """Equal for pieces that one compiled function can serve."""
-        shapes = [(tuple(x.shape), _strides(x), x.dtype, x.layout) for x in self.examples]
+        shapes = [(tuple(x.shape), _strides(x), x.dtype, x.layout, x.device) for x in self.examples]
         return f"{self.graph.code}{shapes}"
 
 
@@ -95,7 +97,9 @@ def cut(model: nn.Module, groups: Mapping[str, int], size: int, device: torch.de
     arguments = [
         torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2 + len(groups))
     ]
-    with replaced(_as_traced(model)):
+    # One mode for what every node is like: by itself each would make its own, most of the time.
+    nodes_like = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    with replaced(_as_traced(model)), tracing(nodes_like):
         graph = make_fx(forward)(*arguments)
     graph.graph.eliminate_dead_code()
     replace_products(graph.graph)

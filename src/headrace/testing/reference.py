@@ -23,6 +23,7 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.sampling.sampler import Sampler
 from headrace.sampling.step_sampler import StepSampler
 from headrace.testing.combinations import one_by_one
+from headrace.text.tokenizer import Tokenizer
 
 PAGE_SIZE = 32  # one that no configuration has
 REQUEST = "scored"  # id of the one request that runs
@@ -103,6 +104,7 @@ class Reference:
         config: what the configurations are made from; model, weights and lengths come from it.
         longest: tokens of the longest sequence.
         dtype: of weights and cache; another one than float32 tells what rounding alone does.
+        tokenizer: see `Engine`.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Reference:
         *,
         longest: int,
         dtype: str = "float32",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.engine = Engine(
             one_by_one(
@@ -123,7 +126,8 @@ class Reference:
                 decode_attention_backend=None,
                 page_size=PAGE_SIZE,
                 deterministic=False,
-            )
+            ),
+            tokenizer=tokenizer,
         )
         runner = self.engine.worker.runner
         for module in runner.model.modules():

@@ -19,7 +19,13 @@ from headrace.models.decoder import CausalDecoder
 from headrace.runner.assembly import Settled, settle
 from headrace.testing.bits import Alone
 from headrace.testing.calibration import PlainError, calibrated, measure
-from headrace.testing.combinations import RETRACT_EVERY, Configuration, admitted, pairwise
+from headrace.testing.combinations import (
+    PAGE_SIZES,
+    RETRACT_EVERY,
+    Configuration,
+    admitted,
+    pairwise,
+)
 from headrace.testing.comparison import HALF, Tolerance, tolerance_of
 from headrace.testing.deep import FLOORS, plain_layer_bounds
 from headrace.testing.judge import Judge
@@ -112,11 +118,12 @@ class _Trial:
         tell: Callable[[str], None],
     ) -> None:
         self._asked, self._work, self._deep, self._tell = asked, work, deep, tell
+        self._tokenizer = tokenizer
         self._dtype = settled.plan.dtype.value
         self._longest = max(wave.longest for wave in work)
         self._layers = settled.persona.traits.num_layers
         self._loose = tolerance_of(self._dtype, settled.plan.device.value)
-        self._reference = Reference(asked, longest=self._longest)
+        self._reference = Reference(asked, longest=self._longest, tokenizer=tokenizer)
         self.judge = Judge(self._reference, work, tokenizer.decode if tokenizer else None)
         self.plain: PlainError | None = None
         self.reference_seconds = 0.0
@@ -145,7 +152,7 @@ class _Trial:
         model = self._run_alone() if self._asked.deterministic else None
         begun = time.perf_counter()
         for configuration in chosen:
-            engine = _engine(self._asked, configuration, self._work, model)
+            engine = _engine(self._asked, configuration, self._work, model, self._tokenizer)
             model = engine.worker.runner.model
             looks = self._deep and sum(not each.passed for each in results) < DEEP_MOST
             result = self.judge.try_one(
@@ -178,7 +185,9 @@ class _Trial:
 
     def _calibrate(self) -> None:
         """Bounds from what plain eager of the same dtype is off by."""
-        plain = Reference(self._asked, longest=self._longest, dtype=self._dtype)
+        plain = Reference(
+            self._asked, longest=self._longest, dtype=self._dtype, tokenizer=self._tokenizer
+        )
         self.plain = measure(plain, self.judge.own, self._work)
         self._hold(calibrated(self._loose, self.plain, self._dtype))
         if self._deep:
@@ -261,16 +270,23 @@ def _with_room(asked: EngineConfig, work: Sequence[Wave]) -> EngineConfig:
     )
 
 
+def _pool_slots(config: EngineConfig, work: Sequence[Wave]) -> int:
+    """Of the KV pool, in pages of every size the same: equal pools share compiled code."""
+    page = max(*PAGE_SIZES, config.page_size or 0)
+    tokens = POOL_ROUNDS * max(wave.pool_tokens(page) for wave in work)
+    return -(-max(tokens, config.max_model_len or 0) // page + 1) * page
+
+
 def _engine(
     asked: EngineConfig,
     configuration: Configuration,
     work: Sequence[Wave],
     model: CausalDecoder | None,
+    tokenizer: Tokenizer | None,
 ) -> Engine:
     config = configuration.applied_to(asked)
     if asked.max_total_tokens is None:
-        page = configuration.page_size
-        tokens = POOL_ROUNDS * max(wave.pool_tokens(page) for wave in work)
-        config = replace(config, max_total_tokens=max(tokens, config.max_model_len or 0))
+        tokens = _pool_slots(config, work) - configuration.page_size  # one page is for padding
+        config = replace(config, max_total_tokens=tokens)
     every = RETRACT_EVERY if configuration.retraction else 0
-    return Engine(config, retract_every=every, model=model)
+    return Engine(config, retract_every=every, model=model, tokenizer=tokenizer)
