@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from headrace.base.errors import RequestError, UnknownFieldError
 from headrace.base.unknown_names import arguments_answered, attributes_answered
@@ -184,6 +184,13 @@ class LLM(Watching):
     def close(self) -> None:
         """Abort what runs and give the model's memory back. Closing twice is fine."""
         self._shared.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise RequestError(
+            "An LLM cannot be pickled or copied",
+            why="its model, memory and threads stay in the process that made it",
+            remedy="Make it where it is used, or start a server and send requests there",
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,10 @@
 """However a call ends, nothing is left behind and others are not disturbed."""
 
+import copy
 import gc
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -294,6 +296,15 @@ def test_a_program_may_end_while_its_threads_generate(folder: Path) -> None:
         [sys.executable, "-c", EXIT, folder], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+@pytest.mark.parametrize("take_along", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_who_takes_it_along_is_told_that_it_stays(
+    llm: LLM, take_along: Callable[[Any], Any]
+) -> None:
+    """As Ray, multiprocessing and dataclasses.asdict do: "cannot pickle '_thread.lock' object"."""
+    with pytest.raises(RequestError, match="cannot be pickled or copied.*Make it where it is used"):
+        take_along(llm)
 
 
 def test_a_fork_is_told_that_it_cannot_use_it(folder: Path) -> None:
