@@ -30,7 +30,7 @@ class RunningServer:
         )
         self.lines: list[str] = []
         Thread(target=self._read, daemon=True).start()
-        self.url = self.wait_for(r"(http://\S+)/v1$")[1]
+        self.url = self.wait_for(r"(http://\S+)/v1;")[1]
 
     def wait_for(self, pattern: str, seconds: float = SECONDS) -> re.Match[str]:
         """The first line that matches."""
