@@ -231,6 +231,7 @@ def test_unknown_paths_methods_and_models(http: TestClient) -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/completions/", "did you mean /v1/completions?"),
         ("/v1/v1/embeddings", "did you mean /v1/embeddings?"),
+        ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
     ):
         error = check_shape(http.post(asked, json={}))
         assert error["code"] == "no_such_path"

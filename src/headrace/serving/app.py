@@ -98,10 +98,14 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
 
 
 def _meant(request: Request) -> str:
-    """What to do about a path that there is not: mostly /v1 is missing, or there twice."""
+    """What to do about a path that there is not: mostly a part is missing, or there twice."""
     asked = request.url.path.rstrip("/")
     paths = [path for path in request.app.openapi()["paths"] if path != "/"]
-    near = [path for path in paths if asked and (path.endswith(asked) or asked.endswith(path))]
+    near = [
+        path
+        for path in paths
+        if asked and (path.endswith(asked) or asked.endswith(path) or asked.startswith(f"{path}/"))
+    ]
     if near:
         return f"did you mean {min(near, key=len)}?"
     return "/docs lists what there is"
