@@ -303,7 +303,9 @@ def test_who_takes_it_along_is_told_that_it_stays(
     llm: LLM, take_along: Callable[[Any], Any]
 ) -> None:
     """As Ray, multiprocessing and dataclasses.asdict do: "cannot pickle '_thread.lock' object"."""
-    with pytest.raises(RequestError, match="cannot be pickled or copied.*Make it where it is used"):
+    with pytest.raises(
+        RequestError, match=r"cannot be pickled or copied.*Make it where it is used"
+    ):
         take_along(llm)
 
 
