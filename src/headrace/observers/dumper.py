@@ -96,9 +96,8 @@ class Dumper:
         self._under_way[self._begun] = self._facts(run)
 
     def _takes(self, batch: ForwardBatch) -> bool:
-        is_live = batch.facts.live_tokens > 0 and batch.mode is not ForwardMode.IDLE
         left = self.most is None or self._begun < self.most
-        return is_live and left and self.failure is None
+        return batch.facts.live_tokens > 0 and left and self.failure is None
 
     def _inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
         new = torch.tensor(batch.bounds.extend_lens)

@@ -117,7 +117,7 @@ class NumericCanary:
     def _takes(self, run: ForwardRun) -> bool:
         """Whether it is this step's turn. Steps in parts are none: others run between the parts."""
         batch = run.batch
-        if not batch.facts.live_tokens or batch.mode is ForwardMode.IDLE or run.path in IN_PARTS:
+        if not batch.facts.live_tokens or run.path in IN_PARTS:
             return False
         self._seen += 1
         self._due = self._due or self._seen % self.every == 0
