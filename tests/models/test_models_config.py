@@ -28,7 +28,7 @@ def config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, 
 
 
 def gemma(**changes: Any) -> dict[str, Any]:
-    return config("Gemma3ForCausalLM", hidden_activation="gelu_pytorch_tanh", **changes)
+    return config("Gemma3ForCausalLM", **changes)
 
 
 def windows(traits: ModelTraits) -> list[int | None]:
@@ -163,6 +163,7 @@ def test_gemma3_defaults() -> None:
     traits = read_model_traits(gemma(num_hidden_layers=12, sliding_window=16))
     assert windows(traits) == [16] * 5 + [None] + [16] * 5 + [None]
     assert (traits.attention.head_dim, traits.attention.scale) == (256, 256**-0.5)
+    assert traits.activation == "gelu_pytorch_tanh"
     assert traits.tie_word_embeddings
     assert traits.embedding_scale == 60**0.5
     assert traits.norm_offset == 1.0

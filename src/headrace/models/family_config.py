@@ -96,6 +96,7 @@ def read_traits(
     max_position: int | None = None,
     tied: bool = False,
     act_key: str = "hidden_act",
+    act: str = "silu",
     **more: Any,
 ) -> ModelTraits:
     """The fields that every family reads alike; `more` are further fields of `ModelTraits`.
@@ -104,7 +105,7 @@ def read_traits(
         ropes: by name; one for all layers if None.
         max_position: length of the context; what that one rope was made for if None.
         tied: whether head and embedding share weights when the config does not say.
-        act_key: name of the activation's key.
+        act_key: name of the activation's key; `act`: the activation when the config names none.
     """
     _check_causal(config)
     dtype = read.text(config, "dtype", read.text(config, "torch_dtype", "float32"))
@@ -113,7 +114,7 @@ def read_traits(
             f"Weights of dtype {dtype!r} are not supported",
             remedy=f"Supported: {', '.join(DTYPES)}",
         )
-    act = read.text(config, act_key, "silu")
+    act = read.text(config, act_key, act)
     activation(act)  # refuses an unknown one before any weight is read
     if ropes is None:
         ropes = {"default": read_rope(config, rope_section(config), head_dim=attention.head_dim)}

@@ -90,6 +90,7 @@ def gemma3_traits(config: Mapping[str, Any]) -> ModelTraits:
         max_position=read.whole(config, "max_position_embeddings"),  # stretching included
         tied=True,
         act_key="hidden_activation",
+        act="gelu_pytorch_tanh",
         norm_offset=1.0,
         final_soft_cap=read.optional_number(config, "final_logit_softcapping"),
         embedding_scale=read.whole(config, "hidden_size") ** 0.5,
