@@ -275,3 +275,28 @@ def test_an_engine_that_hangs_is_told_of(http: TestClient, engine, monkeypatch) 
     answer = http.get("/explain")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "slow"
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "status"),
+    [
+        ("/v1/completions", "prompt", 400),
+        ("/v1/embeddings", "input", 400),
+        ("/generate", "text", 400),
+        ("/tokenize", "prompt", 200),
+    ],
+)
+def test_many_texts_leave_room_for_what_others_ask(service, route, field, status) -> None:
+    """A thousand of them held /health up for seconds. Those that are prompts run into a bound."""
+    texts = ["a"] * 200 + ["a" * 2000]
+
+    async def test() -> int:
+        asking, turns = asyncio.create_task(call.run()), 0
+        while not asking.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    call = Exchange(make_app(service), route, {field: texts})
+    assert asyncio.run(test()) > 200
+    assert call.status == status

@@ -1,5 +1,6 @@
 """From a native request to what runs."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -75,6 +76,8 @@ async def plan_generate(service: Service, body: GenerateRequest, fresh: str) -> 
     rids = _rids(body, count, fresh)
     submits, logprobs, drops = [], [], []
     for place, prompt in enumerate(prompts):
+        if place:
+            await asyncio.sleep(0)  # a thousand prompts leave room for what others ask
         with of_prompt(place if is_batch else None):
             asked = _logprobs(body, place, count, service.config.max_logprobs)
             given = _of(body.sampling_params, place, count, "sampling_params") or {}

@@ -1,5 +1,6 @@
 """The prompts of a request as requests of the engine, texts tokenised."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ async def submits_of(
     is_one, submits = len(prompts) == 1, []
     special = body.add_special_tokens is not False
     for place, prompt in enumerate(prompts):
+        if place:
+            await asyncio.sleep(0)  # a thousand prompts leave room for what others ask
         with of_prompt(None if is_one else place, field):
             ids = (
                 await encode(service, prompt, add_special_tokens=special)

@@ -1,5 +1,6 @@
-"""POST /tokenize and /detokenize, also under /v1."""
+"""POST /tokenize and /detokenize, also under /v1. Many texts leave room for what others ask."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from headrace.serving.openai.refused_fields import check_extra_fields
 from headrace.serving.openapi import replies
 from headrace.serving.prompts import decode, encode, tokenizer_of
 from headrace.serving.service import Service, service_of
+from headrace.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
@@ -77,7 +79,7 @@ async def tokenize(
         "max_model_len": service.info.max_model_len,
     }
     if body.return_token_strs:
-        words = [[tokenizer.token_text(token) for token in ids] for ids in listed]
+        words = await asyncio.to_thread(_words, tokenizer, listed)
         reply["token_strs"] = words[0] if is_one else words
     return json_response(reply)
 
@@ -94,13 +96,23 @@ async def detokenize(
     listed: list[Any] = body.tokens if is_many else [body.tokens]
     _check_parts(service, listed, "tokens")
     skip = body.skip_special_tokens
-    texts = [await decode(service, ids, skip_special_tokens=skip) for ids in listed]
+    texts = [await _text(service, ids, skip) for ids in listed]
     text = texts if is_many else texts[0]
     return json_response({"text": text, "prompt": text})
 
 
+def _words(tokenizer: Tokenizer, listed: Sequence[Sequence[int]]) -> list[list[str]]:
+    return [[tokenizer.token_text(token) for token in ids] for ids in listed]
+
+
 async def _ids(service: Service, text: str, add_special_tokens: bool) -> list[int]:
+    await asyncio.sleep(0)
     return await encode(service, text, add_special_tokens=add_special_tokens, must_fit=False)
+
+
+async def _text(service: Service, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    await asyncio.sleep(0)
+    return await decode(service, ids, skip_special_tokens=skip_special_tokens)
 
 
 def _check_parts(service: Service, listed: Sequence[Any], name: str) -> None:
