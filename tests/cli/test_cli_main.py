@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import errno
 import os
+import runpy
 import subprocess
 import sys
 from itertools import pairwise
@@ -298,6 +299,14 @@ def test_version(capsys) -> None:
     shown = capsys.readouterr().out
     assert '"headrace"' in shown
     assert '"torch"' in shown
+
+
+def test_the_package_is_a_program(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["headrace", "nonsense"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("headrace", run_name="__main__")
+    assert ended.value.code == 2
+    assert "no verb 'nonsense'" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_told_in_one_line(monkeypatch, capsys) -> None:

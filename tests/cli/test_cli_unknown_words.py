@@ -69,12 +69,23 @@ def test_flags_of_other_engines_are_answered(verb, flag, answer, capsys) -> None
         ("--port", "use --base-url http://HOST:PORT"),
         ("--dataset-name", "prompts are random, or those of --prompt-file"),
         ("--seed", "use --load-seed"),
+        ("--disable-ignore-eos", "use --no-ignore-eos"),
     ],
 )
 def test_flags_of_other_benchmarks_are_answered(flag: str, answer: str, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "serve", flag, "1"])
     assert f"unknown: {flag} ({answer}) 1 (see" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "endpoint"),
+    [("chat", "chat"), ("/v1/completions", "completions"), ("/v1/chat/completions", "chat")],
+)
+def test_the_endpoint_of_a_benchmark_may_be_its_path(typed: str, endpoint: str) -> None:
+    parser = argparse.ArgumentParser()
+    bench_serve.add_flags(parser)
+    assert parser.parse_args(["--endpoint", typed]).endpoint == endpoint
 
 
 def test_answers_are_for_flags_that_a_benchmark_has_not() -> None:

@@ -40,7 +40,11 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         help="any OpenAI-compatible server, with or without /v1",
     )
     group.add_argument(
-        "--endpoint", choices=("completions", "chat"), default="completions", help="which route"
+        "--endpoint",
+        type=_endpoint,
+        choices=("completions", "chat"),
+        default="completions",
+        help="which route; /v1/completions and /v1/chat/completions are taken too",
     )
     group.add_argument(
         "--model", metavar="NAME", help="its name there; by default the first listed"
@@ -64,6 +68,10 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="POST /flush_cache before each run (an admin route with our server)",
     )
+
+
+def _endpoint(text: str) -> str:
+    return {"/v1/completions": "completions", "/v1/chat/completions": "chat"}.get(text, text)
 
 
 def _load_flags(group: argparse._ArgumentGroup) -> None:

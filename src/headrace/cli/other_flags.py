@@ -68,18 +68,31 @@ _GRAPH_SIZES = "--decode-graph"  # theirs take a word for each size, ours one fo
 
 _ADDRESS = "use --base-url http://HOST:PORT"
 _LINES = "use --output-file"
+_SHOWN = "the median, p90 and p99 of all times are shown"
 OF_BENCH_SERVE = {
+    "--apply-chat-template": "use --endpoint chat",
     "--backend": "every server is asked over OpenAI's API; --endpoint says which route",
+    "--burstiness": "arrivals of a --request-rate are Poisson, whose burstiness is 1",
     "--dataset-name": "prompts are random, or those of --prompt-file",
     "--dataset-path": "use --prompt-file",
+    "--disable-ignore-eos": "use --no-ignore-eos",
+    "--disable-stream": "answers are streamed, or nobody would see their first token",
+    "--extra-request-body": "use --extra-body",
     "--host": _ADDRESS,
-    "--percentile-metrics": "the median, p90 and p99 of all times are shown",
+    "--metric-percentiles": _SHOWN,
+    "--num-warmups": "use --warm-up",
+    "--percentile-metrics": _SHOWN,
     "--port": _ADDRESS,
+    "--profile": "/start_profile of the server, while this runs",
+    "--random-prefix-len": "use --shared-prefix-len",
     "--random-range-ratio": "use --input-len 64-256, a range",
+    "--result-dir": _LINES,
     "--result-filename": _LINES,
     "--save-result": _LINES,
     "--seed": "use --load-seed",
+    "--sharegpt-output-len": "use --output-len",
     "--tokenizer": "prompts are token ids, or words of about a token each",
+    "--warmup-requests": "use --warm-up",
 }
 """Flags of their benchmarks of a server -> what there is."""
 
