@@ -169,6 +169,11 @@ def test_values_are_made_plain() -> None:
     assert SamplingParams(stop=None, bad_words="word").bad_words == ("word",)
 
 
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams(seed=np.int64(-1)) == SamplingParams()
+    assert SamplingParams(seed=-2).seed == -2
+
+
 def test_hidden_states_have_one_form() -> None:
     assert not SamplingParams(return_hidden_states=False).wants_hidden_states
     assert SamplingParams() == SamplingParams(return_hidden_states="none")

@@ -40,7 +40,8 @@ class SamplingParams:
         temperature: 0 takes the arg-max; logits are divided by it otherwise.
         top_p, top_k, min_p: filters, applied in the order top-k, top-p, min-p; top_k -1 or 0 and
             top_p 1 and min_p 0 mean off.
-        seed: `None` draws one at admission. Sequence i of n uses a stream of its own.
+        seed: `None` or -1 draws one at admission, as in vLLM and llama.cpp. Sequence i of n uses
+            a stream of its own.
         n: sequences per prompt.
         stop: strings that end the text; `stop_token_ids`: tokens that end it.
         ignore_eos: the model's own end tokens do not end it.
@@ -107,6 +108,8 @@ class SamplingParams:
         self._set_number("min_p", 0.0, 1.0)
         if self.seed is not None:
             self._set_integer("seed", -_INT64, _INT64 - 1)
+            if self.seed == -1:
+                self._set("seed", None)
         self._set_integer("n", 1, MAX_SEQUENCES)
         for name in ("presence_penalty", "frequency_penalty"):
             self._set_number(name, -2.0, 2.0)
