@@ -17,6 +17,7 @@ from headrace.cli.serve_flags import (
     server_config,
     with_settings,
 )
+from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig, names
 
 
@@ -126,9 +127,25 @@ def test_file_environment_and_flags_in_this_order(tmp_path, monkeypatch) -> None
     assert (asked.model, config.port, config.host) == ("typed", 3333, "0.0.0.0")
 
 
+def test_a_file_in_the_names_of_others(tmp_path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model-path: m\ngpu-memory-utilization: 0.8\nenforce-eager: true\ntensor-parallel-size: 1\n"
+        "enable-chunked-prefill: true\ndisable-overlap-schedule: false\ntask:\n"
+        "served-model-name: [a, b]\nenable-log-requests: true\n"
+    )
+    asked, config = parsed("--config", str(file))
+    assert asked == EngineConfig(
+        model="m", mem_fraction=0.8, decode_graph="off", prefill_graph="off"
+    )
+    assert config == ServerConfig(served_model_name="a,b", log_requests=True)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("tp-size: 2", "--tp-size is 2. This version runs on one device"),
+        ("enforce-eager: 2", "enforce_eager is 2. Allowed: 1, true, on"),
         ("no_such: 1\nport: 1", r"unknown options: no_such\."),
         ("page_sise: 1", r"unknown options: page_sise \(did you mean --page-size\?\)\."),
         ("quantization: fp8", "unknown options: quantization .weights are taken as"),

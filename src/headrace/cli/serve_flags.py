@@ -16,7 +16,7 @@ from headrace.base import env
 from headrace.base.errors import ConfigError
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.flags import add_field_flags, flag_of, given_fields
-from headrace.cli.other_flags import ALIASES, SWITCHES, in_our_names, meant
+from headrace.cli.other_flags import ALIASES, ONLY, SWITCHES, in_our_names, meant
 from headrace.config.engine_config import EngineConfig
 from headrace.serving.server_config import ServerConfig
 
@@ -105,9 +105,7 @@ def with_settings(arguments: Sequence[str]) -> list[str]:
     file = _taken(typed, CONFIG_FLAG)
     flags: list[str] = []
     if file is not None:
-        flags += _readable(
-            {f"{name} in {file}": _flags(name, value) for name, value in _from_file(file).items()}
-        )
+        flags += _readable({f"{name} in {file}": ours for name, ours in _from_file(file).items()})
     flags += _readable(
         {env.variable_of(name): _flags(name, value) for name, value in env.options(OPTIONS).items()}
     )
@@ -145,7 +143,8 @@ def _taken(typed: list[str], flag: str) -> str | None:
     return value
 
 
-def _from_file(path: str) -> dict[str, Any]:
+def _from_file(path: str) -> dict[str, list[str]]:
+    """What each line of the file asks for, as it would be typed."""
     import yaml  # a dependency of huggingface_hub
 
     try:
@@ -154,11 +153,20 @@ def _from_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read", why=str(error)) from error
     if not isinstance(read, dict):
         raise ConfigError(f"{path} holds no options", remedy="Write lines like max_model_len: 4096")
-    settings = {_our_option(str(name)): value for name, value in read.items()}
-    unknown = sorted(set(settings) - set(OPTIONS))
+    settings: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    for key, value in read.items():
+        name = _our_option(str(key))
+        flag = flag_of(name)
+        if name in OPTIONS:
+            settings[name] = _flags(name, value)
+        elif flag in SWITCHES or flag in ONLY:
+            settings[name] = in_our_names(_flags_of_others(name, value))
+        else:
+            unknown.append(name)
     if unknown:
         raise ConfigError(
-            f"{path} names unknown options: {', '.join(map(_answered, unknown))}",
+            f"{path} names unknown options: {', '.join(map(_answered, sorted(unknown)))}",
             remedy="headrace serve --help shows all, headrace serve --help WORD some",
         )
     return settings
@@ -177,21 +185,32 @@ def _our_option(name: str) -> str:
 def _flags(name: str, value: Any) -> list[str]:
     """The option as it would be typed."""
     flag = flag_of(name)
-    is_switch = name in _SWITCHES
-    word = str(value).lower() if is_switch else ""
     if value is None:
         return []
-    if is_switch and word in _ON:
-        return [flag]
-    if is_switch and word in _OFF:
-        return [flag.replace("--", "--no-", 1)]
-    if is_switch:
-        raise ConfigError(f"{name} is {value!r}", remedy=f"Allowed: {', '.join((*_ON, *_OFF))}")
+    if name in _SWITCHES:
+        return [flag if _is_on(name, value) else flag.replace("--", "--no-", 1)]
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     if isinstance(value, bool):  # YAML reads off and on so, and some options have these as words
         value = "on" if value else "off"
     return [f"{flag}={value}"]
+
+
+def _flags_of_others(name: str, value: Any) -> list[str]:
+    """A flag of another engine as it would be typed there."""
+    flag = flag_of(name)
+    if value is None:
+        return []
+    if flag in SWITCHES:
+        return [flag] if _is_on(name, value) else []
+    return [f"{flag}={value}"]
+
+
+def _is_on(name: str, value: Any) -> bool:
+    word = str(value).lower()
+    if word not in (*_ON, *_OFF):
+        raise ConfigError(f"{name} is {value!r}", remedy=f"Allowed: {', '.join((*_ON, *_OFF))}")
+    return word in _ON
 
 
 def _with_aliases(help_of: Mapping[str, str]) -> dict[str, str]:
