@@ -27,6 +27,7 @@ DEFAULTS = {
 def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_checkpoint(tmp_path_factory.mktemp("llm") / "defaults", "llama")
     config = DEFAULTS | {"do_sample": True, "max_length": 20, "transformers_version": "5.0"}
+    config |= {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "min_length": 0}
     (folder / "generation_config.json").write_text(json.dumps(config))
     return folder
 
@@ -88,6 +89,9 @@ def test_the_log_of_a_start_tells_the_plan(
     for words in ("decode_attention = torch_native", "decode_graph = off", "kv_cache_dtype ="):
         assert words in caplog.text
     assert re.search(r"sampling_defaults = .*repetition_penalty 1\.1", caplog.text)
+    assert (
+        "generation_config.json states no_repeat_ngram_size, suppress_tokens, which" in caplog.text
+    )
 
 
 def test_defaults_of_the_checkpoint_are_used_and_shown(with_defaults: Path) -> None:
@@ -96,6 +100,7 @@ def test_defaults_of_the_checkpoint_are_used_and_shown(with_defaults: Path) -> N
     defaults = llm.get_default_sampling_params()
     assert {name: getattr(defaults, name) for name in DEFAULTS} == DEFAULTS
     assert llm.explain().sampling_defaults.value == DEFAULTS
+    assert "not suppress_tokens: generation_config.json asks for it" in str(llm.explain())
     prompt = ids(1, 12)
     seeded = dataclasses.replace(defaults, seed=5, max_tokens=12)
     llm.engine.default_params = seeded  # so that what None stands for can be seen

@@ -301,5 +301,9 @@ def _log_start(settled: Settled, worker: TpModelWorker) -> None:
     log.info("Ready on %s", summary(explanation))
     if warning := uncovered_decode(settled.plan):
         log.warning("%s", warning)
-    for line in decision_lines((*settled.plan, sampling_defaults(settled))):
+    defaults = sampling_defaults(settled)
+    if defaults.refused:
+        names = ", ".join(refusal.subject for refusal in defaults.refused)
+        log.warning("generation_config.json states %s, which nothing here heeds", names)
+    for line in decision_lines((*settled.plan, defaults)):
         log.info("%s", line)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headrace.base.decision import Decision
+from headrace.base.decision import Decision, Refusal
 from headrace.config.hardware import Hardware
 from headrace.config.persona import Persona
 from headrace.config.plan import Plan
-from headrace.engine.options import default_params
+from headrace.engine.options import default_params, unheeded_defaults
 from headrace.request.sampling_params import SamplingParams
 from headrace.runner.assembly import Settled
 from headrace.runner.memory_table import MemoryTable, memory_table
@@ -29,7 +29,9 @@ class Explanation:
     sampling_defaults: Decision[dict[str, Any]]
 
     def __str__(self) -> str:
-        return f"{render(self)}\n\nSampling\n  {self.sampling_defaults}"
+        defaults = self.sampling_defaults
+        lines = (str(defaults), *(f"not {refusal}" for refusal in defaults.refused))
+        return "\n  ".join((f"{render(self)}\n\nSampling", *lines))
 
 
 def explanation_of(settled: Settled, runner: ModelRunner | None = None) -> Explanation:
@@ -74,4 +76,10 @@ def sampling_defaults(settled: Settled) -> Decision[dict[str, Any]]:
         name="sampling_defaults",
         value=changed,
         reason=f"{reason}; used where a request brings no SamplingParams",
+        refused=tuple(
+            Refusal(
+                subject=name, reason="generation_config.json asks for it, and nothing here does"
+            )
+            for name in unheeded_defaults(settled.checkpoint.generation_config)
+        ),
     )

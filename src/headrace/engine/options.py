@@ -20,6 +20,15 @@ STATES_SHARE = 1 / 40
 """Of the device's memory: what hidden states of one request may take in a step. They lie in the
 part that `mem_fraction` leaves, beside those of others."""
 
+# Of generation_config.json: transformers chooses other tokens by them, and no option here does.
+_UNHEEDED = (
+    *("bad_words_ids", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff"),
+    *("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id"),
+    *("guidance_scale", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams"),
+    *("penalty_alpha", "sequence_bias", "stop_strings", "suppress_tokens", "typical_p"),
+)
+_NEUTRAL: tuple[Any, ...] = (None, 0, 1, [], {})
+
 
 def checked_stop_ids(
     params: SamplingParams,
@@ -204,3 +213,8 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
         raise CheckpointError(
             f"generation_config.json: {error.what}", why=error.why, remedy=error.remedy
         ) from error
+
+
+def unheeded_defaults(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the checkpoint's generation_config.json asks for and no request gets by itself."""
+    return tuple(name for name in _UNHEEDED if generation_config.get(name) not in _NEUTRAL)
