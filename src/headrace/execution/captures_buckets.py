@@ -34,14 +34,25 @@ class CapturesBuckets(ABC, Generic[Captured]):
         """What has been captured so far; buckets are captured at need."""
         return self._report
 
+    @property
+    def title(self) -> str:
+        """Its graphs, in words."""
+        return f"{self.name.replace('_', ' ')}s"
+
+    def capture_largest(self) -> int:
+        """Capture the largest bucket; the bytes that it holds."""
+        bucket = self._buckets[-1]
+        self.capture(bucket)
+        return self._report.bytes[bucket]
+
     def capture_all(self, *, progress: bool = False) -> None:
         """Capture every bucket, the largest first: later ones fit into its memory.
 
         Args:
             progress: show a bar.
         """
-        title = f"Capturing {self.name.replace('_', ' ')}s"
-        for bucket in tqdm(self._buckets[::-1], desc=title, disable=not progress):
+        desc = f"Capturing {self.title}"
+        for bucket in tqdm(self._buckets[::-1], desc=desc, disable=not progress):
             if bucket not in self._captured:
                 self.capture(bucket)
 

@@ -1,6 +1,6 @@
 """The forward paths of a runner: which there are by the plan, and what their graphs take."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,6 @@ import torch
 
 from headrace.attention.backend import AttentionBackend
 from headrace.base.decision import Decision, Refusal
-from headrace.batch.facts import Bucket
 from headrace.batch.rows import Rows
 from headrace.config.plan import OFF, Plan
 from headrace.execution.compiled_pieces import CompiledForward
@@ -65,34 +64,22 @@ class ForwardPaths:
             if path is not None:
                 path.capture_all(progress=progress)
 
-    def trial(self) -> Iterator[Decision[int]]:
-        """Capture the largest bucket of each graph path: bytes that its graphs will take.
+    def trial(self) -> dict[str, Decision[int]]:
+        """Capture the largest bucket of each graph path: bytes that its graphs will take, by title.
 
         Smaller buckets fit into the memory of the largest, up to what the driver keeps for each.
         """
-        if self.decode_graph is not None:
-            size = self.decode_graph.sizes[-1]
-            bucket = Bucket(tokens=size, sequences=size)
-            self.decode_graph.capture(bucket)
-            largest = self.decode_graph.prepare().bytes[bucket]
-            yield _reserve(
-                "decode_graph_bytes", largest, f"{size} rows", len(self.decode_graph.sizes)
-            )
-        if self.prefill_graph is not None:
-            size = self.prefill_graph.sizes[-1]
-            bucket = Bucket(tokens=size, sequences=0)
-            self.prefill_graph.capture(bucket)
-            largest = self.prefill_graph.prepare().bytes[bucket]
-            count = len(self.prefill_graph.sizes)
-            yield _reserve("prefill_graph_bytes", largest, f"{size} tokens", count)
-
-
-def _reserve(name: str, largest: int, bucket: str, count: int) -> Decision[int]:
-    return Decision(
-        name=name,
-        value=largest + count * GRAPH_BYTES,
-        reason=f"measured: {largest:,} for {bucket}; {GRAPH_BYTES:,} for each of {count} graphs",
-    )
+        reserves: dict[str, Decision[int]] = {}
+        for path, unit in ((self.decode_graph, "rows"), (self.prefill_graph, "tokens")):
+            if path is not None:
+                largest, count = path.capture_largest(), len(path.sizes)
+                reserves[path.title] = Decision(
+                    name=f"{path.name}_bytes",
+                    value=largest + count * GRAPH_BYTES,
+                    reason=f"measured: {largest:,} for {path.sizes[-1]} {unit}; {GRAPH_BYTES:,} "
+                    f"for each of {count} graphs",
+                )
+        return reserves
 
 
 def has_graphs(plan: Plan) -> bool:

@@ -21,11 +21,10 @@ def trial_capture(runner: ModelRunner, *, progress: bool = False) -> dict[str, i
     runner.init_forward_paths()
     _compile_kernels(runner, progress=progress)
     with runner.part("trial capture"):
-        reserves = list(runner.paths.trial())
+        reserves = runner.paths.trial()
     runner.drop_pools()
-    runner.measured += reserves
-    names = [each.name.removesuffix("_bytes").replace("_", " ") + "s" for each in reserves]
-    return dict(zip(names, (each.value for each in reserves), strict=True))
+    runner.measured += reserves.values()
+    return {title: reserve.value for title, reserve in reserves.items()}
 
 
 def _compile_kernels(runner: ModelRunner, *, progress: bool) -> None:
