@@ -385,6 +385,13 @@ def test_a_file_without_tokenizer(tmp_path):
     assert checkpoint.tokenizer_source is None
 
 
+def test_a_vocabulary_without_its_merges(tmp_path):
+    """ollama#7038: converters passed over merges that transformers 4.45 wrote as pairs."""
+    checkpoint, _ = make(tmp_path, drop=("tokenizer.ggml.merges",))
+    with pytest.raises(CheckpointError, match=r"lacks the metadata key tokenizer\.ggml\.merges"):
+        _ = checkpoint.tokenizer_source
+
+
 def test_token_lists_of_different_lengths(tmp_path):
     checkpoint, _ = make(tmp_path, keys={"tokenizer.ggml.token_type": [1, 1]})
     with pytest.raises(CheckpointError, match="40 tokens but 2 token_types"):

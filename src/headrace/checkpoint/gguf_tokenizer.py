@@ -45,6 +45,13 @@ def _vocabulary(file: GgufFile, model: str) -> GgufVocabulary:
     tokens = value("tokens")
     if not isinstance(tokens, list):
         raise CheckpointError(f"{file.path} lacks the metadata key {_PREFIX}tokens")
+    if model == "gpt2" and not value("merges"):
+        raise CheckpointError(
+            f"{file.path} lacks the metadata key {_PREFIX}merges",
+            why="without merges every text is cut into single bytes",
+            remedy="Convert the model again with a newer llama.cpp, or name a folder with its "
+            "tokenizer.json as the tokenizer",
+        )
     vocabulary = GgufVocabulary(
         model=model,
         pre=value("pre") or "",
