@@ -113,7 +113,7 @@ def test_most_bad_bodies_are_refused(http: TestClient, route) -> None:
         "lora_path": ["x"],
         "priority": [2**40],
         "cache_salt": ["x" * 300],
-        "rid": ["", "x" * 200],
+        "rid": ["", "x" * 200, "x\ny", "x\x1b[2J"],
         "prompt": ["", [], [[]], [["a"]], {}, 5, None, [1.5], [True]],
     }.items(),
 )

@@ -11,7 +11,7 @@ from headrace.request.sampling_params import SamplingParams
 from headrace.serving.errors import check_count, invalid, of_prompt
 from headrace.serving.hidden_states import check_states, most_new_tokens
 from headrace.serving.native.generate_request import GenerateRequest
-from headrace.serving.openai.field_types import Prompt, listed_prompts
+from headrace.serving.openai.field_types import Prompt, check_id, listed_prompts
 from headrace.serving.openai.refused_fields import REFUSED, check_extra_fields
 from headrace.serving.openai.sampling_fields import token_biases
 from headrace.serving.openai.structured_fields import of_plain_fields, one_form
@@ -19,7 +19,6 @@ from headrace.serving.prompts import encode
 from headrace.serving.service import Service
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's
-_LONGEST_RID = 128
 
 _KNOWN = frozenset(entry.name for entry in fields(SamplingParams)) - {
     *("logprobs", "prompt_logprobs"),  # fields of the request
@@ -157,9 +156,10 @@ def _rids(body: GenerateRequest, count: int, fresh: str) -> list[str]:
         rids = [f"{given}/{place}" for place in range(count)]
     if len(rids) != count or len(set(rids)) != count:
         raise invalid(f"rid needs {count} different texts, one per prompt", "rid")
-    if any(not 0 < len(rid) <= _LONGEST_RID for rid in rids):
-        raise invalid(f"rid is a text of 1 to {_LONGEST_RID} characters", "rid")
-    return rids
+    try:
+        return [check_id(rid) for rid in rids]
+    except ValueError as error:
+        raise invalid(f"rid {error}", "rid") from None
 
 
 def _of(value: Any, place: int, count: int, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from headrace.serving.openai.field_types import PromptField, RequestFields
+from headrace.serving.openai.field_types import PromptField, RequestFields, RequestId
 
 
 class EmbeddingRequest(RequestFields):
@@ -18,5 +18,5 @@ class EmbeddingRequest(RequestFields):
     user: str | None = None
     pooling: str | None = None
     normalize: bool | None = None
-    rid: str | None = None
-    request_id: str | None = None
+    rid: RequestId | None = None
+    request_id: RequestId | None = None

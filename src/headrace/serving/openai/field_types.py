@@ -29,6 +29,22 @@ Numbers = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 
+_LONGEST_ID = 128
+
+
+def check_id(name: str) -> str:
+    """Ids of requests stand in logs, where a line break would begin a line of the sender's own.
+
+    Raises:
+        ValueError: an id that cannot be one.
+    """
+    if not (0 < len(name) <= _LONGEST_ID and name.isprintable()):
+        raise ValueError(f"must be 1 to {_LONGEST_ID} printable characters")
+    return name
+
+
+RequestId = Annotated[str, AfterValidator(check_id)]
+
 Prompt = str | list[int]
 
 _PROMPT_SCHEMA = {

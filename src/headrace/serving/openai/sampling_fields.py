@@ -12,7 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.base.errors import RequestError
 from headrace.request.sampling_params import MAX_BIASES, SamplingParams
 from headrace.serving.errors import invalid
-from headrace.serving.openai.field_types import Integers, Numbers, RequestFields, Texts
+from headrace.serving.openai.field_types import (
+    Integers,
+    Numbers,
+    RequestFields,
+    RequestId,
+    Texts,
+)
 from headrace.serving.openai.structured_fields import StructuredFields, structured_output
 
 # Fields that go into `SamplingParams` under their own name.
@@ -78,8 +84,8 @@ class SamplingFields(RequestFields, StructuredFields):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    rid: str | None = Field(None, min_length=1, max_length=128)
-    request_id: str | None = Field(None, min_length=1, max_length=128)
+    rid: RequestId | None = None
+    request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_hidden_states: bool | None = Field(
         None, description="the state that the last token was drawn from, with its choice"
