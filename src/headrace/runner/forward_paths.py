@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,13 +114,11 @@ class PathBuilder:
         self._ends = EagerEnds(
             preparation=BatchPreparation(rows, tables, self._page_size),
             backends=tuple(backends.values()),
-            logits=lambda hidden, batch: process_logits(model, hidden, batch),
+            logits=partial(process_logits, model),
             taps=taps,
         )
-        self._layers: dict[str, Any] = {
-            "layers": model.attention_layers(),
-            "groups": dict.fromkeys(tables, self._page_size),
-        }
+        self._layers = model.attention_layers()
+        self._groups = dict.fromkeys(tables, self._page_size)
 
     def build(self) -> ForwardPaths:
         """Raises `UnsupportedError` where the compiler of the CPU graph fails."""
@@ -175,7 +174,8 @@ class PathBuilder:
             ask=1 if kind.asked else SECOND_ASK,
             quick=kind.value != PIECEWISE,
             ends=self._ends,
-            **self._layers,
+            layers=self._layers,
+            groups=self._groups,
         )
 
     def _compiled(self, tokens: int) -> CompiledForward:
@@ -184,14 +184,21 @@ class PathBuilder:
             size=tokens,
             device=self._rows.device,
             remedy="Use prefill_graph breakable or off",
-            **self._layers,
+            layers=self._layers,
+            groups=self._groups,
         )
 
     def _cpu_graph(self) -> CpuGraphPath | None:
         if self._plan.cpu_graph.value == OFF:
             return None
         sizes = bucket_sizes(self._plan.max_running_requests.value)
-        path = CpuGraphPath(sizes=sizes, model=self._model, ends=self._ends, **self._layers)
+        path = CpuGraphPath(
+            sizes=sizes,
+            model=self._model,
+            layers=self._layers,
+            groups=self._groups,
+            ends=self._ends,
+        )
         path.prepare()
         return path
 
