@@ -143,6 +143,16 @@ def test_own_stop_ids_end_and_are_named(llm: LLM) -> None:
     assert output.token_ids == script[:4]
 
 
+@pytest.mark.parametrize(("skip", "shown"), [(True, "ab"), (False, "ab</s>")])
+def test_stop_tokens_show_where_stops_are_included(llm: LLM, skip: bool, shown: str) -> None:
+    """As vLLM's include_stop_str_in_output and SGLang's no_stop_trim have it."""
+    options = {"include_stop_str_in_output": True, "skip_special_tokens": skip}
+    script = spell(llm, "abXc")
+    output = said(llm, script, stop_token_ids=[script[2]], **options)
+    assert (output.text, output.stop_reason) == ("abX", script[2])
+    assert said(llm, [*spell(llm, "ab"), EOS, EOS], **options).text == shown
+
+
 def test_ignore_eos_leaves_own_stop_ids(llm: LLM) -> None:
     script = [*spell(llm, "ab"), EOS, *spell(llm, "cX")]
     assert said(llm, script).text == "ab"

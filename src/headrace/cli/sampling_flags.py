@@ -38,7 +38,7 @@ SAMPLING_HELP = {
     "(of each) or all",
     "hidden_state_layers": "their layers, 0 the embedding, negative ones from the end, as in =0,-1",
     "return_routed_experts": "return the experts of each token (--enable-return-routed-experts)",
-    "include_stop_str_in_output": "keep the stop text in the output",
+    "include_stop_str_in_output": "keep what ended the text, a stop string or token",
     "skip_special_tokens": "leave special tokens out of the text",
 }
 

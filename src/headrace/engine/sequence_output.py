@@ -20,7 +20,7 @@ class SequenceOutput:
     Args:
         index: which of the request's n continuations.
         tokenizer: `None` for a checkpoint without one.
-        hidden_ids: ids that end the sequence and do not show in the text.
+        stop_ids: ids that end the sequence; they show in the text where the request includes stops.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SequenceOutput:
         request: Request,
         index: int,
         tokenizer: Tokenizer | None,
-        hidden_ids: frozenset[int],
+        stop_ids: frozenset[int],
     ) -> None:
         params = request.params
         wants_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
@@ -40,7 +40,8 @@ class SequenceOutput:
         self.vector: NDArray[np.float32] | None = None
         self.states: TokenStates | None = None
         self.routing: NDArray[np.int32] | None = None
-        self._text, self._hidden_ids = _text_of(request, tokenizer), hidden_ids
+        self._text = _text_of(request, tokenizer)
+        self._hidden_ids = frozenset() if params.include_stop_str_in_output else stop_ids
         self._shown: list[str] = []
         self._taken_texts = self._taken_tokens = 0
         self._prompt_taken = self._ending_taken = False

@@ -61,7 +61,8 @@ class SamplingParams:
             the embedding, i the stream behind i layers, the number of layers (or -1) the state
             after the last norm; negative ones count from there.
         return_routed_experts: the experts of every token that was read, in a mixture of them.
-        include_stop_str_in_output, skip_special_tokens: how the text is cut.
+        include_stop_str_in_output: the text keeps what ended it, a stop string or a token.
+        skip_special_tokens: special tokens, those that end it too, do not show.
 
     Raises:
         RequestError: (a ValueError) naming field, value and range; for a field that there is not,
