@@ -87,7 +87,9 @@ def test_values_of_none_are_left_out():
     assert render(template, message) == "FalseFalse"
 
 
-@pytest.mark.parametrize("message", [{"content": None}, {}], ids=["null", "missing"])
+@pytest.mark.parametrize(
+    "message", [{"content": None}, {}, {"content": ""}], ids=["null", "missing", "empty"]
+)
 def test_content_is_none_where_a_template_asks_for_that(message):
     """As the templates of DeepSeek's distilled models: a turn of tool calls is one without."""
     template = (
@@ -98,6 +100,15 @@ def test_content_is_none_where_a_template_asks_for_that(message):
     calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turn = {"role": "assistant", "tool_calls": calls, **message}
     assert render(template, USER, turn) == "<says>hi<calls>f"
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("known", ["reasoning_content", "thinking"])
+def test_reasoning_goes_by_every_name(given, known):
+    """As in transformers: an answer of a server is sent back under the name that it gave it."""
+    turn = {"role": "assistant", "content": "4", given: "2 and 2"}
+    template = "{% for m in messages %}[{{ m.KNOWN }}]{{ m.content }}{% endfor %}"
+    assert render(template.replace("KNOWN", known), USER, turn) == "[]hi[2 and 2]4"
 
 
 def test_the_tool_template_is_taken_when_tools_are_given():

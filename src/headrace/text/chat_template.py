@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 
 _LONGEST_MESSAGE = 300
 _OF_OBJECTS = ("tojson", "items", "dictsort", "keys", "mapping", "string")  # done to objects too
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # each template knows one of them
 _OPEN_END = (
     "<<headrace: the text goes on here>> "  # its last space shows whether the template trims
 )
@@ -122,7 +123,7 @@ class _Template:
     @cached_property
     def asks_for_none(self) -> bool:
         """Whether content that is not there must be None: the template tells turns of tool calls
-        by that, as DeepSeek's do."""
+        by that, as DeepSeek's do. Clients send an empty text in its place too."""
         names = self._names_of("content")
         tests = self._tree.find_all(nodes.Test)
         return any(test.name == "none" and _is_part(test.node, "content", names) for test in tests)
@@ -192,20 +193,25 @@ def _guarded(action: Callable[[], Result]) -> Result:
 
 
 def _prepared(message: Mapping[str, Any], index: int, template: _Template) -> dict[str, Any]:
-    """A copy as the template wants it: content a string or a list of text parts, and no None but
-    for content where the template asks for that."""
+    """A copy as the template wants it: content a string or a list of text parts, reasoning under
+    every name it goes by, and no None but for content where the template asks for that."""
     if not isinstance(message, Mapping):
         raise RequestError(f"message {index} is {type(message).__name__}, not an object")
     if not isinstance(message.get("role"), str):
         raise RequestError(f"message {index} has no role", remedy="Give system, user, assistant")
     copy = {key: value for key, value in message.items() if value is not None}
+    thoughts = [copy[name] for name in _REASONING if isinstance(copy.get(name), str)]
+    if any(thoughts):
+        copy |= dict.fromkeys(_REASONING, next(filter(None, thoughts)))
     if copy.get("tool_calls"):
         copy["tool_calls"] = with_arguments(
             copy["tool_calls"], index, as_text=template.wants_argument_text
         )
     content = copy.get("content")
+    if template.asks_for_none and (content is None or (not content and copy.get("tool_calls"))):
+        return {**copy, "content": None}
     if content is None:
-        return {**copy, "content": None} if template.asks_for_none else copy
+        return copy
     if isinstance(content, str):
         if template.wants_parts:
             copy["content"] = [{"type": "text", "text": content}]

@@ -68,12 +68,9 @@ def final_text(body: ChatRequest) -> str:
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:
-    """Templates know `system`, not the newer name of the same role; of reasoning some know the one
-    name and some the other; many add up content without asking if there is any."""
+    """Templates know `system`, not the newer name of the same role; many add up content without
+    asking if there is any."""
     plain = {"content": "", **message.model_dump(exclude_none=True)}
     if plain["role"] == "developer":
         plain["role"] = "system"
-    reasoning = plain.get("reasoning_content") or plain.get("reasoning")
-    if isinstance(reasoning, str):
-        plain["reasoning_content"] = plain["reasoning"] = reasoning
     return plain
