@@ -313,7 +313,7 @@ def _assert_no_thread_is_left(before: set[int]) -> None:
 
 def test_a_model_without_template_says_how_to_give_one(http, service, monkeypatch) -> None:
     monkeypatch.setattr(service.tokenizer, "_chat_template", None)
-    assert "chat_template.jinja" in refused(http)
+    assert "(option chat_template)" in refused(http)
 
 
 def test_a_checkpoint_without_tokenizer_chats_not(http, service) -> None:
