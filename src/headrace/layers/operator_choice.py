@@ -7,11 +7,10 @@ from headrace.kernels.support_triton import has_dependent_launch, triton_availab
 from headrace.layers.cpu_operators import CpuOperators
 from headrace.layers.deterministic_operators import DeterministicCpuOperators
 from headrace.layers.deterministic_triton_operators import DeterministicTritonOperators
-from headrace.layers.invariant_format import InvariantFormat
 from headrace.layers.operators import TORCH_OPERATORS, Operators
 from headrace.layers.row_blocks import RowBlockFormat
 from headrace.layers.triton_operators import TritonOperators
-from headrace.layers.weight_formats import WeightFormat
+from headrace.layers.weight_formats import InvariantFormat, WeightFormat
 
 
 def choose_operators(

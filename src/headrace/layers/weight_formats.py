@@ -4,7 +4,8 @@ A format makes the memory that the loader fills, may turn it into another form o
 computes the product. Packed formats of checkpoints (fp8, int4, GGUF blocks) will be more of these.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +100,26 @@ def padded_rows(rows: int) -> int:
         return rows
     step = 16 if rows <= 1024 else 64
     return -(-rows // step) * step
+
+
+class InvariantFormat(DenseFormat):
+    """As dense, multiplied on a CUDA device by the kernel whose rows have the same bits in any batch:
+    products that blocks ask of a layer itself and not of the operators.
+
+    Args:
+        pdl: programmatic dependent launch.
+    """
+
+    def __init__(self, *, pdl: bool) -> None:
+        self._pdl = pdl
+        room = "headrace.kernels.invariant_product_triton"
+        self._product: Any = import_module(room).invariant_product
+
+    def apply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None
+    ) -> Tensor:
+        product: Tensor = self._product(x, weight, bias=bias, residual=addend, pdl=self._pdl)
+        return product
 
 
 DENSE = DenseFormat()
