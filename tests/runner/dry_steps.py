@@ -70,8 +70,8 @@ from headrace.kernels import (  # noqa: E402
 from headrace.layers.deterministic_triton_operators import (  # noqa: E402
     DeterministicTritonOperators,
 )
-from headrace.layers.weight_formats import InvariantFormat  # noqa: E402
 from headrace.layers.triton_operators import TritonOperators  # noqa: E402
+from headrace.layers.weight_formats import InvariantFormat  # noqa: E402
 from headrace.runner import dry_steps, model_runner  # noqa: E402
 from headrace.runner.assembly import settle  # noqa: E402
 from headrace.runner.choices.decode_graph import decode_sizes  # noqa: E402

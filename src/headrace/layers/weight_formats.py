@@ -103,8 +103,8 @@ def padded_rows(rows: int) -> int:
 
 
 class InvariantFormat(DenseFormat):
-    """As dense, multiplied on a CUDA device by the kernel whose rows have the same bits in any batch:
-    products that blocks ask of a layer itself and not of the operators.
+    """As dense, multiplied on a CUDA device by the kernel whose rows have the same bits in any
+    batch: products that blocks ask of a layer itself and not of the operators.
 
     Args:
         pdl: programmatic dependent launch.
