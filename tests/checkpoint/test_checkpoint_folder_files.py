@@ -97,6 +97,11 @@ def test_chat_template_places(folder):
     assert source(folder).chat_template == "own file"
     (folder / "chat_template.jinja").write_text("größer")
     assert source(folder).chat_template == "größer"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("T")
+    assert source(folder).chat_template == {"default": "größer", "tool_use": "T"}
+    (folder / "chat_template.jinja").unlink()
+    assert source(folder).chat_template == {"tool_use": "T"}
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])

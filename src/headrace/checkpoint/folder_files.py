@@ -18,6 +18,7 @@ SUPPORTED_FORMATS = "Supported: .safetensors in float32, bfloat16 or float16, an
 
 # Vocabularies without a tokenizer.json; only transformers knows how to convert them.
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_NAMED_TEMPLATES = "additional_chat_templates"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -112,9 +113,15 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Files of templates go before what tokenizer_config.json holds, as in transformers, which
+    saves those with a name of their own in a folder of theirs."""
+    named = {file.stem: text_of(file) for file in named_like(folder / _NAMED_TEMPLATES, "*.jinja")}
     file = folder / "chat_template.jinja"
     if os.path.lexists(file):
-        return text_of(file)
+        default = text_of(file)
+        return {"default": default, **named} if named else default
+    if named:
+        return named
     template = (
         optional_json(folder / "chat_template.json", TokenizerConfig).get("chat_template")
         or settings.get("chat_template")
