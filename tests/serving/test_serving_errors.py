@@ -16,6 +16,7 @@ from headrace.serving.native.generate_request import GenerateRequest
 from headrace.serving.openai.chat_request import ChatRequest, Message
 from headrace.serving.openai.completion_request import CompletionRequest
 from headrace.serving.openai.embedding_request import EmbeddingRequest
+from headrace.serving.other_paths import PATH_WORDS
 from headrace.serving.routes.tokenize import DetokenizeRequest, TokenizeRequest
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize")
@@ -224,12 +225,21 @@ def test_a_body_that_breaks_off_is_nobodys_error(service) -> None:
     assert exchange.status == 400
 
 
+def test_paths_of_others_lead_to_ours(http: TestClient) -> None:
+    paths = http.app.openapi()["paths"]  # type: ignore[attr-defined]
+    assert set(PATH_WORDS.renamed.values()) <= paths.keys()
+    assert not paths.keys() & {*PATH_WORDS.renamed, *PATH_WORDS.advice}
+
+
 def test_unknown_paths_methods_and_models(http: TestClient) -> None:
     for asked, told in (
         ("/nosuch", "/docs lists what there is"),
         ("/v1/", "/docs lists what there is"),
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/completions/", "did you mean /v1/completions?"),
+        ("/completion", "did you mean /v1/completions?"),
+        ("/reset_prefix_cache", "use /flush_cache"),
+        ("/v1/load_lora_adapter", "this version does not have it"),
         ("/v1/v1/embeddings", "did you mean /v1/embeddings?"),
         ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
     ):

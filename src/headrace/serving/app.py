@@ -17,6 +17,7 @@ from headrace.serving.answer_headers import TOLD, AnswerHeaders
 from headrace.serving.body_limits import BodyLimits
 from headrace.serving.body_route import ShortWay
 from headrace.serving.errors import ApiError, answer_to, from_faults
+from headrace.serving.other_paths import meant
 from headrace.serving.routes import ROUTERS
 from headrace.serving.server_config import names
 from headrace.serving.service import Service
@@ -86,7 +87,9 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     place = f"{request.method} {request.url.path[:200]}"
     told, code, headers = str(error.detail), None, dict(error.headers or {})
     if error.status_code == 404:
-        told, code = f"There is no {place}; {_meant(request)}", "no_such_path"
+        paths = [path for path in request.app.openapi()["paths"] if path != "/"]
+        told = f"There is no {place}; {meant(request.url.path, paths)}"
+        code = "no_such_path"
     elif error.status_code == 405:
         told, code = f"{place} is not allowed; the header Allow says what is", "wrong_method"
         methods = request.app.openapi()["paths"].get(request.url.path)
@@ -95,17 +98,3 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     elif error.status_code == 400:
         told, code = "The body cannot be read as JSON", "invalid_json"
     return ApiError(error.status_code, told, code=code, headers=headers)
-
-
-def _meant(request: Request) -> str:
-    """What to do about a path that there is not: mostly a part is missing, or there twice."""
-    asked = request.url.path.rstrip("/")
-    paths = [path for path in request.app.openapi()["paths"] if path != "/"]
-    near = [
-        path
-        for path in paths
-        if asked and (path.endswith(asked) or asked.endswith(path) or asked.startswith(f"{path}/"))
-    ]
-    if near:
-        return f"did you mean {min(near, key=len)}?"
-    return "/docs lists what there is"
