@@ -20,6 +20,7 @@ def run(model: str, prompts: Sequence[Any]) -> VerifyReport:
         dtype="float32",
         attention_backend="torch_native",
         cpu_graph="off",
+        max_model_len=256,  # far more than the prompts: the pool must hold as much
         page_size=16,
         chunked_prefill_size=16,
         enable_prefix_cache=False,

@@ -274,7 +274,8 @@ def _pool_slots(config: EngineConfig, work: Sequence[Wave]) -> int:
     """Of the KV pool, in pages of every size the same: equal pools share compiled code."""
     page = max(*PAGE_SIZES, config.page_size or 0)
     tokens = POOL_ROUNDS * max(wave.pool_tokens(page) for wave in work)
-    return -(-max(tokens, config.max_model_len or 0) // page + 1) * page
+    pages = -(-max(tokens, config.max_model_len or 0) // page)
+    return (pages + 1) * page
 
 
 def _engine(
