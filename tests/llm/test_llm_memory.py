@@ -140,7 +140,7 @@ def test_prompts_the_pool_can_never_hold(folder: Path) -> None:
     llm = make_llm(folder, max_model_len=None, max_total_tokens=64, page_size=4)
     assert llm.explain().plan.max_model_len.value == 64  # of 512: a sequence fits the pool
     for length in (57, 64, 65, 400):
-        with pytest.raises(RequestError, match=f"Prompt 1: .* {length} tokens .*holds 64 tokens"):
+        with pytest.raises(RequestError, match=f"Prompt 1: .* {length} tokens .* is 64 tokens"):
             llm.generate([ids(1, 9), [5] * length], GREEDY)
         assert len(one(llm, ids(1, 9), GREEDY).token_ids) == 8
     assert len(one(llm, [5] * 56, GREEDY).token_ids) == 8
