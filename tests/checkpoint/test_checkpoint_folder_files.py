@@ -30,11 +30,23 @@ def test_no_tokenizer(folder):
 def test_tokenizer_json(folder):
     file = write_json(folder / "tokenizer.json", TOKENIZER)
     write_json(folder / "tokenizer_config.json", {"eos_token": "<end>", "add_bos_token": False})
-    write_json(folder / "special_tokens_map.json", {"bos_token": "a", "eos_token": "ignored"})
     found = source(folder)
     assert (found.tokenizer_json, found.folder, found.gguf) == (file, None, None)
-    assert found.settings == {"eos_token": "<end>", "add_bos_token": False, "bos_token": "a"}
+    assert found.settings == {"eos_token": "<end>", "add_bos_token": False}
     assert found.chat_template is None
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_the_map_of_special_tokens_goes_first_in_old_folders(folder, is_old):
+    """Where the two differ the end of a turn is in the map, and nothing stopped there."""
+    config = {"eos_token": "</s>"} | ({} if is_old else {"added_tokens_decoder": {}})
+    write_json(folder / "tokenizer.json", TOKENIZER)
+    write_json(folder / "tokenizer_config.json", config)
+    special = {"bos_token": "a", "eos_token": "<end>", "additional_special_tokens": ["<call>"]}
+    write_json(folder / "special_tokens_map.json", special)
+    found = source(folder)
+    assert found.settings == {**config, **special, "eos_token": "<end>" if is_old else "</s>"}
+    assert found.eos_token_ids == ((2, 7) if is_old else (2,))  # 2 by config.json
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])

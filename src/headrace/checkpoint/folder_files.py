@@ -19,7 +19,10 @@ SUPPORTED_FORMATS = "Supported: .safetensors in float32, bfloat16 or float16, an
 # Vocabularies without a tokenizer.json; only transformers knows how to convert them.
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _NAMED_TEMPLATES = "additional_chat_templates"
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL_TOKENS = (
+    *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
+    "additional_special_tokens",
+)
 
 
 class _AddedToken(msgspec.Struct):
@@ -104,10 +107,13 @@ def folder_tokenizer_source(
 
 
 def _settings(folder: Path) -> dict[str, Any]:
+    """In folders saved before tokenizer_config.json held the added tokens (transformers 4.34) what
+    special_tokens_map.json says goes before it, as in transformers; later ones say it in both."""
     settings = optional_json(folder / "tokenizer_config.json", TokenizerConfig)
     special = optional_json(folder / "special_tokens_map.json", TokenizerConfig)
+    is_old = "added_tokens_decoder" not in settings
     for name in _SPECIAL_TOKENS:
-        if settings.get(name) is None and special.get(name) is not None:
+        if special.get(name) is not None and (is_old or settings.get(name) is None):
             settings[name] = special[name]
     return settings
 
