@@ -6,7 +6,7 @@ from text_samples import byte_level_backend
 from headrace.base.errors import RequestError
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.fast_backend import FastBackend
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import TOKENIZER_WORDS, Tokenizer
 
 CHATML = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
@@ -155,6 +155,24 @@ def test_refusals_are_bounded_request_errors(template, messages, options, words)
         tokenizer(template).apply_chat_template(messages, **options)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 800
+
+
+def test_ids_are_not_asked_of_a_template_in_silence():
+    """transformers gives them by default; tokenize=True had been a variable that nobody read."""
+    given = tokenizer("{{ messages[0].content }}")
+    assert given.apply_chat_template([USER], tokenize=False, return_tensors=None) == "hi"
+    for name in ("tokenize", "return_tensors"):
+        with pytest.raises(RequestError, match=rf"has no {name}\. It gives the text\. Give"):
+            given.apply_chat_template([USER], **{name: True})
+    assert tokenizer("{{ tokenize }}").apply_chat_template([USER], tokenize="read") == "read"
+
+
+def test_attributes_of_transformers_are_answered():
+    plain = tokenizer(None)
+    for name in (*TOKENIZER_WORDS.renamed, *TOKENIZER_WORDS.advice):
+        with pytest.raises(AttributeError, match=rf"^Tokenizer has no attribute {name} \("):
+            getattr(plain, name)
+    assert all(hasattr(plain, ours) for ours in TOKENIZER_WORDS.renamed.values())
 
 
 def test_without_a_template_chat_is_refused_with_the_way_to_give_one():

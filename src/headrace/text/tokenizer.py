@@ -6,10 +6,29 @@ from typing import Any, Protocol, Self
 
 from headrace.base.errors import RequestError
 from headrace.base.log import get_logger
+from headrace.base.unknown_names import OtherWords, attributes_answered
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.pieces import Pieces
 
 log = get_logger(__name__)
+
+TOKENIZER_WORDS = OtherWords(
+    renamed={"all_special_ids": "special_ids", "eos_token_id": "eos_token_ids"},
+    advice={
+        **dict.fromkeys(("batch_decode", "batch_encode_plus"), "take one text at a time"),
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), "use special_tokens"),
+        "chat_template": "use template_text",
+        "convert_ids_to_tokens": "use token_text(id)",
+        "convert_tokens_to_ids": "use token_id(text)",
+        "tokenize": "use encode(text)",
+    },
+)
+"""Attributes of transformers' tokenizers -> what there is here."""
+
+_TO_TENSORS = (
+    *("max_length", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+    *("tokenize", "truncation"),
+)  # transformers' arguments of apply_chat_template, for ids in place of the text
 
 
 class Backend(Protocol):
@@ -29,6 +48,7 @@ class Backend(Protocol):
     def token_id(self, token: str) -> int | None: ...
 
 
+@attributes_answered(TOKENIZER_WORDS)
 class Tokenizer:
     """A vocabulary with its special tokens and chat template. Safe to share between threads.
 
@@ -159,8 +179,16 @@ class Tokenizer:
             variables: further names for the template (`enable_thinking`, ...).
 
         Raises:
-            RequestError: no template, messages it cannot take, or its own refusal.
+            RequestError: no template, messages it cannot take, or its own refusal; or ids were
+                asked for, as of transformers.
         """
+        for name in _TO_TENSORS:
+            if variables.get(name) and name not in self.template_variables:
+                raise RequestError(
+                    f"apply_chat_template has no {name}",
+                    why="it gives the text",
+                    remedy="Give that to encode, with add_special_tokens=False",
+                )
         if self._chat_template is None:
             raise RequestError(
                 "this model has no chat template",
