@@ -220,4 +220,5 @@ def test_what_a_template_asks_for():
     assert several.template_variables == {"thinks", "messages", "x"}
     assert several.template_text == "{% if thinks %}{{ messages }}{% endif %}\n{{ x }}"
     assert tokenizer("{% if %}").template_variables == set()
+    assert tokenizer("{{ messages | no_such_filter }}").template_variables == set()
     assert tokenizer(None).template_text is None

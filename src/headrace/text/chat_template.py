@@ -149,7 +149,7 @@ class _Template:
 
     @cached_property
     def variables(self) -> set[str]:
-        return meta.find_undeclared_variables(self._tree)
+        return _guarded(lambda: meta.find_undeclared_variables(self._tree))
 
     def _names_of(self, part: str) -> set[str]:
         """Names under which a part of messages goes."""
