@@ -2,8 +2,13 @@
 
 import gc
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+
+from headrace.sampling.grammar.trial import GrammarTrial
+
+TRY_GRAMMAR = GrammarTrial.run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +19,16 @@ def quick_garbage_collection() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grammars_untried() -> Iterator[None]:
+    """The process that tries grammars takes seconds to start, and engines come by the hundred."""
+    with mock.patch.object(GrammarTrial, "run", return_value=None):
+        yield
+
+
+@pytest.fixture
+def grammars_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars are tried in this test."""
+    monkeypatch.setattr(GrammarTrial, "run", TRY_GRAMMAR)

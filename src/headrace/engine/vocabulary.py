@@ -22,7 +22,7 @@ def tokenizer_of(settled: Settled) -> Tokenizer | None:
 def grammar_compiler(
     tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: frozenset[int]
 ) -> GrammarCompiler:
-    """Compiles grammars over this vocabulary; xgrammar is imported when the first one comes."""
+    """Compiles grammars over this vocabulary, in processes that start when the first one comes."""
 
     def load() -> XgrammarBackend:
         assert tokenizer is not None, "check_structured asks for one"

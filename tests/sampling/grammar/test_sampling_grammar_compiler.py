@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import RequestError, UnavailableError
 from headrace.request.structured_output import StructuredOutput
-from headrace.sampling.grammar.compiler import MAX_OVERDUE, GrammarCompiler
+from headrace.sampling.grammar.compiler import GrammarCompiler
 
 
 class Compiled:
@@ -23,6 +23,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
+        self.closed = 0
         self.held: dict[str, threading.Event] = {}
         self.raises: dict[str, Exception] = {}
 
@@ -37,6 +38,9 @@ class Backend:
             raise self.raises[text]
         self.compiled.append(text)
         return Compiled(int(text) if text.isdecimal() else 10)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def form(text: str) -> StructuredOutput:
@@ -114,47 +118,19 @@ def test_errors_reach_who_asked_and_the_thread_lives(
     assert compiler.stats()["grammars_cached"] == 1
 
 
-def test_what_takes_too_long_is_refused_and_its_thread_replaced(make, backend: Backend) -> None:
-    compiler = make(seconds=0.05, workers=1)
+def test_what_waits_too_long_for_a_thread_is_turned_away(make, backend: Backend) -> None:
+    compiler = make(wait_seconds=0.01, workers=1)
     backend.hold("long")
-    with pytest.raises(RequestError, match="to compile"):
-        compiler.start(form("long")).wait()
-    started = time.monotonic()
-    with pytest.raises(RequestError, match="to compile"):
-        compiler.start(form("long")).wait()  # it is not begun again
-    assert time.monotonic() - started < 5
-    assert compiler.stats()["grammars_overdue"] == 1
-    assert compiler.start(form("quick")).wait() is not None
+    long = compiler.start(form("long"))
+    until(lambda: not compiler._queue)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="No grammar can be compiled now"):
+            compiler.start(form("quick")).wait()
+    assert long.poll() is None  # it is being compiled, and waits for nothing
+    assert compiler.stats()["grammars_compiling"] == 1
     backend.held["long"].set()
-    until(lambda: compiler.stats()["grammars_overdue"] == 0)
-    until(lambda: compiler.stats()["grammars_cached"] == 2)
-    assert compiler.start(form("long")).wait() is not None, "what it made in the end is kept"
-    assert backend.compiled.count("long") == 1
-    assert compiler.start(form("another")).wait() is not None
-
-
-def test_too_many_that_take_too_long_refuse_the_rest_at_once(make, backend: Backend) -> None:
-    compiler = make(seconds=0.05, workers=1)
-    texts = [f"long{i}" for i in range(1 + MAX_OVERDUE)]
-    backend.hold(*texts)
-    for text in texts:
-        with pytest.raises(RequestError, match="to compile"):
-            compiler.start(form(text)).wait()
-    with pytest.raises(UnavailableError, match="No grammar can be compiled now"):
-        compiler.start(form("quick")).wait()
-    for event in backend.held.values():
-        event.set()
-    assert compiler.start(form("quick")).wait() is not None
-
-
-def test_loading_does_not_count_as_compiling(backend: Backend) -> None:
-    def load() -> Backend:
-        time.sleep(0.2)
-        return backend
-
-    compiler = GrammarCompiler(load, seconds=0.1)
-    assert compiler.start(form("a")).wait() is not None
-    compiler.close()
+    assert long.wait() is not None
+    assert backend.compiled == ["long"]
 
 
 def test_a_load_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,12 +147,16 @@ def test_closing_ends_what_waits_and_the_threads(make, backend: Backend) -> None
     compiler = make(workers=1)
     backend.hold("a")
     compiler.start(form("a"))
+    until(lambda: compiler._backend is backend)
     waiting = compiler.start(form("b"))
     compiler.close()
+    assert backend.closed == 1
     with pytest.raises(RequestError, match="closed"):
         waiting.wait()
     backend.held["a"].set()
     until(lambda: compiler._workers == 0)
+    with pytest.raises(RequestError, match="closed"):
+        compiler.start(form("c")).wait()
 
 
 def test_many_threads_at_once(make, backend: Backend) -> None:

@@ -36,7 +36,10 @@ class GrammarBackend(Protocol):
     """What compiles grammars for one vocabulary; called from several threads at once."""
 
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
-        """Raises `RequestError` with what is wrong with the grammar."""
+        """Ends in bounded time. Raises `RequestError` with what is wrong with the grammar."""
+
+    def close(self) -> None:
+        """Let go of what compiles."""
 
 
 class PendingGrammar(Protocol):

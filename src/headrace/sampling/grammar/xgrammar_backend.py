@@ -16,12 +16,13 @@ from headrace.sampling.grammar.json_text_masks import JsonPlace, JsonTextMasks, 
 from headrace.sampling.grammar.protocols import CompiledGrammar
 from headrace.sampling.grammar.regex_text import checked_regex
 from headrace.sampling.grammar.structural_tag import checked_structural_tag
+from headrace.sampling.grammar.trial import GrammarTrial, TokenBytes
 from headrace.sampling.grammar.utf8_masks import Utf8Masks
 from headrace.sampling.host_mask import mask_words
 from headrace.text.tokenizer import Tokenizer
 
 MAX_MESSAGE = 500
-MAX_VOCABULARIES = 4  # with special tokens shown: each copies the bytes of all tokens
+MAX_VOCABULARIES = 4  # each copies the bytes of all tokens
 
 
 def require_xgrammar() -> None:
@@ -74,17 +75,22 @@ class XgrammarBackend:
         pieces = tokenizer.pieces
         assert pieces is not None, "the engine refuses other tokenizers"
         known = range(min(vocab_size, tokenizer.vocab_size))
-        self._pieces, self._size = [pieces[token] for token in known], vocab_size
         self._ends = frozenset(end_token_ids)
-        self._hidden = tokenizer.special_ids | self._ends
+        self._tokens = TokenBytes(
+            pieces=[pieces[token] for token in known],
+            hidden=tokenizer.special_ids | self._ends,
+            vocab_size=vocab_size,
+        )
         self._token_id = tokenizer.token_id
-        self._plain = XgrammarVocabulary(self._texts(frozenset()), vocab_size)
-        self._shown: OrderedDict[frozenset[int], XgrammarVocabulary] = OrderedDict()
+        self._trial = GrammarTrial(self._tokens)
+        self._vocabularies: OrderedDict[frozenset[int], XgrammarVocabulary] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
+        shown = self._shown(structured)
+        self._trial.run(structured, shown)
         try:
-            return self._vocabulary(structured).compile(structured)
+            return self._vocabulary(shown).compile(structured)
         except RequestError:
             raise
         except Exception as error:  # xgrammar's own errors share no type
@@ -96,25 +102,27 @@ class XgrammarBackend:
                 remedy="Correct it, or make it simpler",
             ) from error
 
-    def _vocabulary(self, structured: StructuredOutput) -> "XgrammarVocabulary":
-        """The vocabulary with the special tokens that this form names."""
+    def close(self) -> None:
+        self._trial.close()
+
+    def _shown(self, structured: StructuredOutput) -> frozenset[int]:
+        """Special tokens that are text in this form."""
         tag = structured.text
         ids = {self._token_id(each) for each in structured.special_tokens if each in tag}
-        shown = (self._hidden - self._ends).intersection(ids)
-        if not shown:
-            return self._plain
-        with self._lock:
-            made = self._shown.get(shown)
-            if made is None:
-                made = self._shown[shown] = XgrammarVocabulary(self._texts(shown), self._size)
-            self._shown.move_to_end(shown)
-            if len(self._shown) > MAX_VOCABULARIES:
-                self._shown.popitem(last=False)
-        return made
+        return (self._tokens.hidden - self._ends).intersection(ids)
 
-    def _texts(self, shown: frozenset[int]) -> list[bytes]:
-        hidden = self._hidden - shown
-        return [b"" if token in hidden else piece for token, piece in enumerate(self._pieces)]
+    def _vocabulary(self, shown: frozenset[int]) -> "XgrammarVocabulary":
+        with self._lock:
+            made = self._vocabularies.get(shown)
+            if made is None:
+                texts = self._tokens.texts(shown)
+                made = self._vocabularies[shown] = XgrammarVocabulary(
+                    texts, self._tokens.vocab_size
+                )
+            self._vocabularies.move_to_end(shown)
+            if len(self._vocabularies) > MAX_VOCABULARIES:
+                self._vocabularies.popitem(last=False)
+        return made
 
 
 class XgrammarVocabulary:
