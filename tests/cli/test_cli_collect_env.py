@@ -60,7 +60,7 @@ def test_what_does_not_answer_in_time_is_told(tmp_path, monkeypatch) -> None:
     began = time.monotonic()
     found = collect_env.collect()
     assert time.monotonic() - began < 3.0
-    assert found["torch"]["import"] == "no answer within 0.3 s"
+    assert found["torch"]["import"] == "no answer within 0.3 s; a first one takes long, try again"
     assert found["gpus"] == {"nvidia-smi": "no answer within 0.3 s"}
 
 
