@@ -169,7 +169,10 @@ def _torch(answer: str | Exception) -> Section:
         told: Section = json.loads(answer)
         return told
     if isinstance(answer, TimeoutError):
-        return {"version": _package("torch", ""), "import": f"{answer}; a first one takes long, try again"}
+        return {
+            "version": _package("torch", ""),
+            "import": f"{answer}; a first one takes long, try again",
+        }
     return {"version": _package("torch", ""), "import": f"fails: {answer}"}
 
 
