@@ -95,10 +95,11 @@ class XgrammarBackend:
             raise
         except Exception as error:  # xgrammar's own errors share no type
             message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            _, _, reason = message[0].rpartition(".cc:")
+            _, _, place = message[0].rpartition(".cc:")
+            reason = place.partition(": ")[2].rpartition(") is false: ")[2]  # behind C++ of a check
             raise RequestError(
                 f"The {structured.kind} of structured is not a grammar",
-                why=reason.partition(": ")[2][:MAX_MESSAGE] or message[0][:MAX_MESSAGE],
+                why=(reason or message[0])[:MAX_MESSAGE],
                 remedy="Correct it, or make it simpler",
             ) from error
 
