@@ -92,7 +92,7 @@ class ModelRunnerOutput:
     `evidence`: what observers left on the device, by name.
     """
 
-    logits_output: LogitsProcessorOutput | PPProxyTensors
+    logits_output: LogitsProcessorOutput
     path: str
     bucket: Bucket
     refused: tuple[Refusal, ...] = ()

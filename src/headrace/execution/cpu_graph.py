@@ -22,7 +22,7 @@ from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.execution.compiled_pieces import CompiledForward
 from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import CaptureReport
@@ -174,13 +174,7 @@ class CpuGraphPath:
 
     # ---- delivery
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
-        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         self.ends.begin(batch)
         hidden = self._compiled[bucket].run(batch)
         return self.ends.finish(hidden, batch)

@@ -23,7 +23,7 @@ from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import HiddenStates, LogitsProcessorOutput
 from headrace.batch.rows import Rows
 from headrace.batch.side_request import HiddenStateRequest
 from headrace.execution.captures_buckets import CapturesBuckets
@@ -278,14 +278,8 @@ class DecodeGraphPath(CapturesBuckets[CapturedStep]):
 
     # ---- delivery
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         """Replay. The results are views of static buffers, good until the next replay."""
-        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
         captured, size = self._captured[bucket], batch.num_sequences
         self._send_rows(batch, bucket.sequences)
         captured.graph.replay()

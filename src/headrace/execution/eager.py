@@ -7,7 +7,7 @@ from torch import Tensor
 from headrace.base.decision import Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import AlwaysReady
 
@@ -27,13 +27,7 @@ class EagerPath(AlwaysReady):
     def admits(self, facts: BatchFacts) -> Bucket | Refusal:
         return Bucket(tokens=facts.tokens, sequences=facts.sequences)
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
-        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         self.ends.begin(batch)
         hidden = self._model(batch.input_ids, batch.positions, batch)
         return self.ends.finish(hidden, batch)

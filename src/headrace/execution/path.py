@@ -6,7 +6,7 @@ from typing import Protocol
 from headrace.base.decision import Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,7 @@ class ForwardPath(Protocol):
         """Capture one more bucket, within tenths of a second; False: there is nothing (more) that
         can be made ready so fast."""
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         """Run one forward. Tensors returned live until the next run of the path."""
 
 

@@ -23,7 +23,7 @@ from headrace.base.log import get_logger
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds, KvGroup
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.execution.captures_buckets import CapturesBuckets
 from headrace.execution.eager import Model
 from headrace.execution.eager_ends import EagerEnds
@@ -233,13 +233,7 @@ class PrefillGraphPath(CapturesBuckets[RecordedBody]):
 
     # ---- delivery
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
-        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         self.ends.begin(batch)
         self._inputs.fill(batch, bucket.tokens)
         hidden = self._captured[bucket].replay(batch, bucket.tokens)

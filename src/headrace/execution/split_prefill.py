@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.base.decision import Refusal
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.execution.eager_ends import EagerEnds
 from headrace.execution.path import AlwaysReady
 from headrace.layers.rope import Rotation
@@ -69,14 +69,8 @@ class SplitPrefill(AlwaysReady):
 
     # ---- delivery
 
-    def run(
-        self,
-        batch: ForwardBatch,
-        bucket: Bucket,
-        pp_proxy_tensors: PPProxyTensors | None = None,
-    ) -> LogitsProcessorOutput | PPProxyTensors:
+    def run(self, batch: ForwardBatch, bucket: Bucket) -> LogitsProcessorOutput:
         """All parts at once."""
-        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
         output = self.advance(self.begin(batch), len(self._model.layers))
         assert output is not None, "all layers have run"
         return output

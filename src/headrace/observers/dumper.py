@@ -18,7 +18,6 @@ from torch import Tensor
 from headrace.base.log import get_logger
 from headrace.batch.forward_batch import ForwardBatch
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.observers.dump_files import LOGITS, STREAM, K, StepFacts, V, write_step
 from headrace.observers.step_contents import KeyValue
 from headrace.observers.step_observer import Evidence, ForwardRun
@@ -124,7 +123,7 @@ class Dumper:
 
     def _logits(self, batch: ForwardBatch, evidence: Evidence) -> dict[str, Tensor]:
         output, sampling = evidence.output, batch.sampling
-        if LOGITS in self.names and sampling and isinstance(output, LogitsProcessorOutput):
+        if LOGITS in self.names and sampling is not None and output is not None:
             logits = output.next_token_logits.clone()  # sampling may change them
             return {LOGITS: logits, "logit_token": sampling.token_index}
         return {}

@@ -21,7 +21,6 @@ from headrace.base.log import get_logger
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.observers.closeness import logit_errors, token_errors, worst, worst_times
 from headrace.observers.divergence import Divergence
 from headrace.observers.step_contents import KeyValue, StepContents
@@ -157,7 +156,7 @@ class NumericCanary:
         exceeds its bound, and the largest difference of one."""
         output, index = evidence.output, expected.token_index
         logits, shaken = expected.logits, expected.shaken_logits
-        if index is None or logits is None or not isinstance(output, LogitsProcessorOutput):
+        if index is None or logits is None or output is None:
             return like.new_full((OF_LOGITS,), torch.nan)
         assert shaken is not None
         live = expected.slots[0].index_select(0, index) != 0

@@ -3,15 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
-
-Output = TypeVar("Output", bound=LogitsProcessorOutput | PPProxyTensors)
+from headrace.batch.outputs import LogitsProcessorOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +41,9 @@ class Evidence:
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    output: LogitsProcessorOutput | PPProxyTensors | None = None
+    output: LogitsProcessorOutput | None = None
 
-    def attach(self, output: Output) -> Output:
+    def attach(self, output: LogitsProcessorOutput) -> LogitsProcessorOutput:
         """Keep the path's output while the observers look; returns it."""
         self.output = output
         return output

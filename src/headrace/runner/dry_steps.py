@@ -16,7 +16,7 @@ from torch import nn
 from headrace.batch.facts import BatchFacts, Bucket
 from headrace.batch.forward_batch import ForwardBatch, HostBounds
 from headrace.batch.forward_mode import ForwardMode
-from headrace.batch.outputs import LogitsProcessorOutput, PPProxyTensors
+from headrace.batch.outputs import LogitsProcessorOutput
 from headrace.batch.sampling_batch_info import LogprobRequest, SamplingBatchInfo
 from headrace.config.plan import Plan
 from headrace.execution.decode_graph import FILTERS
@@ -71,11 +71,8 @@ def dry_steps(
                 _sample(sampler, output, batch)
 
 
-def _sample(
-    sampler: KernelSampler, output: LogitsProcessorOutput | PPProxyTensors, batch: ForwardBatch
-) -> None:
+def _sample(sampler: KernelSampler, output: LogitsProcessorOutput, batch: ForwardBatch) -> None:
     """Sampling without and with filters, with logprobs."""
-    assert isinstance(output, LogitsProcessorOutput)
     assert batch.sampling is not None
     logprobs = LogprobRequest(places=(0,), index=torch.zeros_like(batch.sampling.rows), top=1)
     for filters in (False, True):

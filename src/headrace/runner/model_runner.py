@@ -223,7 +223,10 @@ class ModelRunner:
     def forward(
         self, batch: ForwardBatch, pp_proxy_tensors: PPProxyTensors | None = None
     ) -> ModelRunnerOutput:
-        """One forward of `batch` on the best path that admits it."""
+        """One forward of `batch` on the best path that admits it.
+
+        `pp_proxy_tensors`: of the pipeline stage before; plans refuse stages, so there are none.
+        """
         self.selector.make_ready(batch.facts)
         choice = self.selector.choose(batch.facts)
         run = ForwardRun(batch=batch, path=choice.path.name, bucket=choice.bucket)
@@ -233,8 +236,9 @@ class ModelRunner:
 
     def _forward_raw(
         self, batch: ForwardBatch, choice: Choice, pp_proxy_tensors: PPProxyTensors | None
-    ) -> LogitsProcessorOutput | PPProxyTensors:
-        return choice.path.run(batch, choice.bucket, pp_proxy_tensors)
+    ) -> LogitsProcessorOutput:
+        assert pp_proxy_tensors is None, "pipeline stages are refused by the plan"
+        return choice.path.run(batch, choice.bucket)
 
     @torch.inference_mode()
     def begin_split_prefill(self, batch: ForwardBatch) -> tuple[SplitForward, Choice]:
@@ -286,7 +290,7 @@ class ModelRunner:
 
 
 def _output(
-    logits_output: LogitsProcessorOutput | PPProxyTensors, choice: Choice, evidence: Evidence
+    logits_output: LogitsProcessorOutput, choice: Choice, evidence: Evidence
 ) -> ModelRunnerOutput:
     return ModelRunnerOutput(
         logits_output=logits_output,

@@ -9,12 +9,7 @@ from torch import Tensor
 from headrace.base.decision import Refusal
 from headrace.batch.facts import Bucket
 from headrace.batch.forward_batch import ForwardBatch
-from headrace.batch.outputs import (
-    HiddenStates,
-    LogitsProcessorOutput,
-    ModelRunnerOutput,
-    TokenLogprobs,
-)
+from headrace.batch.outputs import HiddenStates, ModelRunnerOutput, TokenLogprobs
 from headrace.execution.selector import Choice
 from headrace.execution.split_prefill import SplitForward
 from headrace.execution.token_ring import InFlight, TokenRing
@@ -103,7 +98,6 @@ class TpModelWorker:
     def _finish(self, output: ModelRunnerOutput, batch: ForwardBatch) -> StepResult:
         """Sample, and send what the step brings on its way to the host."""
         logits = output.logits_output
-        assert isinstance(logits, LogitsProcessorOutput), "pipeline stages are refused by the plan"
         tensors = _pack("prompt_logprobs", logits.prompt_logprobs) | dict(output.evidence)
         with self.runner.spans("sample"):
             sampled = self.runner.sample(logits, batch)
