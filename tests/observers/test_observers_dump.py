@@ -44,6 +44,8 @@ def test_a_file_a_step_with_what_was_asked(engine: Engine, tmp_path: Path) -> No
     assert key.shape == (62, 2, 16)
     assert logits.shape == (3, 272)
     assert steps[0].read("logit_token")[0].tolist() == [19, 28, 61]
+    (tmp_path / "other").touch()
+    assert steps[0].path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_the_stream_and_kv_are_the_models_own(engine: Engine, tmp_path: Path) -> None:

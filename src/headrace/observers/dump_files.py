@@ -111,7 +111,10 @@ def write_step(folder: Path, facts: StepFacts, tensors: Mapping[str, Tensor]) ->
     path = folder / f"step-{facts.step:06}.safetensors"
     own = {name: _own(each) for name, each in tensors.items()}
     with whole_file(path) as place:
+        place.touch()
+        usual = place.stat().st_mode
         save_file(own, place, metadata=facts.texts())
+        place.chmod(usual)  # safetensors makes files that nobody else may read
     return path
 
 
