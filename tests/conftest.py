@@ -1,10 +1,23 @@
 """For all tests."""
 
 import gc
+import importlib.util
 from collections.abc import Iterator
 from unittest import mock
 
 import pytest
+
+if importlib.util.find_spec("hypothesis"):  # a GPU's own Python may lack it
+    from hypothesis import HealthCheck, settings
+
+    # No example is a failure because the machine is busy.
+    settings.register_profile(
+        "headrace",
+        settings.default,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("headrace")
 
 from headrace.sampling.grammar.trial import GrammarTrial
 

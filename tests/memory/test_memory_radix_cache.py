@@ -290,7 +290,8 @@ def test_the_eviction_queue_forgets_what_was_dropped(tree: Tree) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_long_prompts_take_milliseconds(page_size: int) -> None:
-    """10,000 tokens; about 1 ms is measured, what is quadratic takes seconds."""
+    """10,000 tokens; about 1 ms is measured, what is quadratic takes seconds. Of this thread's own
+    time: others may use the clock."""
     allocator = PageAllocator(10_000 // page_size + 1)
     cache = RadixCache(page_size, allocator)
     prompt = list(range(10_000))
@@ -302,7 +303,7 @@ def test_long_prompts_take_milliseconds(page_size: int) -> None:
         lambda: cache.match(KEY, prompt),
         lambda: cache.match(KEY, prompt[:5_000]),
     ):
-        start = time.perf_counter()
+        start = time.thread_time()
         operation()
-        seconds.append(time.perf_counter() - start)
-    assert max(seconds) < 0.1
+        seconds.append(time.thread_time() - start)
+    assert max(seconds) < 0.5

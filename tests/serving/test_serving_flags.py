@@ -246,7 +246,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_fastapi() -> None:
     child.returncode = os.waitstatus_to_exitcode(status)
     child.stdout.close()
     assert shown.strip().endswith("[]")
-    assert usage.ru_utime + usage.ru_stime < 0.3
+    assert usage.ru_utime + usage.ru_stime < 1.0  # 0.1 is measured; torch alone takes 2
 
 
 def test_without_a_model(capsys) -> None:

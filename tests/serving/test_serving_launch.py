@@ -72,7 +72,7 @@ def run(monkeypatch, tokenizer):
             servers.append(self)
             visiting = asyncio.create_task(visit(f"http://127.0.0.1:{port}", self))
             try:
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(60):
                     return await original(self)
             finally:
                 await visiting
@@ -84,7 +84,7 @@ def run(monkeypatch, tokenizer):
 
 
 async def until_ready(url: str) -> None:
-    async with httpx2.AsyncClient() as http, asyncio.timeout(5):
+    async with httpx2.AsyncClient() as http, asyncio.timeout(60):
         while (await http.get(f"{url}/health")).status_code != 200:
             await asyncio.sleep(0.01)
 
@@ -180,8 +180,11 @@ def test_while_it_drains_who_asks_is_told(run) -> None:
         ):
             lines = answer.aiter_lines()
             await anext(lines)
+            engine = server.service.engine
+            engine.pause = 0.2  # a stream of a minute and more
             interrupt()
-            await asyncio.sleep(0.3)  # longer than the server takes to see it
+            while server.service.state != "draining":
+                await asyncio.sleep(0.01)
             for refused in (
                 await other.post(f"{url}/v1/completions", json={"prompt": "a"}),
                 await other.get(f"{url}/health"),
@@ -189,9 +192,10 @@ def test_while_it_drains_who_asks_is_told(run) -> None:
             ):
                 code = refused.json()["error"]["code"]
                 told.append((refused.status_code, code, "retry-after" in refused.headers))
+            engine.pause = 0.0
             assert [line async for line in lines if line][-1] == "data: [DONE]"
 
-    assert run(visit, drain_seconds=1) == 0
+    assert run(visit, drain_seconds=60) == 0
     assert told == [(503, "draining", True)] * 3
 
 
@@ -211,14 +215,15 @@ def test_a_second_signal_ends_it_at_once(run, caplog) -> None:
         while not server.service.in_flight:
             await asyncio.sleep(0.01)
         interrupt()
-        await asyncio.sleep(0.3)
+        while server.service.state != "draining":
+            await asyncio.sleep(0.01)
         ended_with.append(len(server.service.in_flight))
         interrupt()
 
     began = time.monotonic()
     assert run(visit, drain_seconds=60) == 128 + signal.SIGTERM
     assert ended_with == [1]  # the first one alone would have let it go on
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     assert not [each for each in caplog.records if each.name.startswith("uvicorn")]
     assert min(servers[0].service.engine.margins) <= 1  # a step that hangs is not waited for
 

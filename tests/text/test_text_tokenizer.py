@@ -209,10 +209,9 @@ def test_other_threads_run_while_a_long_text_is_encoded(tmp_path):
     """The event loop of a server is one of them."""
     tokenizer = from_json(tmp_path)
     encoding = threading.Thread(target=tokenizer.encode, args=("The capital of " * 60_000,))
-    began = last = time.perf_counter()
     encoding.start()
-    longest = 0.0
+    turns = 0
     while encoding.is_alive():
         time.sleep(0.001)
-        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
-    assert longest < (last - began) / 2
+        turns += 1
+    assert turns > 5  # hundreds; one or two where others have to wait
