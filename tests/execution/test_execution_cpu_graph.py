@@ -1,5 +1,7 @@
 """The CPU graph equals eager; what it refuses; what compiling costs and where it ends."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +77,20 @@ def test_a_trace_leaves_the_model_as_it_was(steps: Steps) -> None:
     before = [(layer.operators, layer.backend) for layer in model.attention_layers()]
     cut(model, {"full": 16}, 2, CPU)
     assert [(layer.operators, layer.backend) for layer in model.attention_layers()] == before
+
+
+def test_a_trace_does_not_keep_the_weights(tmp_path: Path) -> None:
+    """PyTorch's tracers are cycles that hold them, until the garbage collector comes by."""
+    steps = Steps(tmp_path, "llama", rows=2)
+    weight = weakref.ref(next(steps.runner.model.parameters()))
+    gc.collect()
+    gc.disable()
+    try:
+        cut(steps.runner.model, {"full": 16}, 2, CPU)
+        del steps
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_an_ended_row_writes_to_the_padding_page(steps: Steps, traced_only: list[str]) -> None:

@@ -6,6 +6,7 @@ become inputs of the pieces, so that the pieces of equal layers are equal graphs
 Nothing here knows a family: whatever block a model has, the pieces follow.
 """
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -103,7 +104,10 @@ def cut(model: nn.Module, groups: Mapping[str, int], size: int, device: torch.de
         graph = make_fx(forward)(*arguments)
     graph.graph.eliminate_dead_code()
     replace_products(graph.graph)
-    return _Cutter(graph).cut()
+    pieces = _Cutter(graph).cut()
+    del graph
+    gc.collect()  # of the trace too, whose cycles hold the weights: else they outlive the engine
+    return pieces
 
 
 def _traced_batch(size: int, device: torch.device) -> ForwardBatch:
