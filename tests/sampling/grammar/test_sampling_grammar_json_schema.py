@@ -250,6 +250,15 @@ def test_bounds_and_formats_of_integers_are_exact(compiler) -> None:
     assert checked_schema('{"type": "number", "format": "double"}') == '{"type": "number"}'
 
 
+def test_addresses_have_no_leading_zeros(compiler) -> None:
+    """Python's ipaddress, and so pydantic, takes none: some systems read them as octal."""
+    compiled = compiler.compile(form(json_schema={"type": ["string", "null"], "format": "ipv4"}))
+    answers = ['"10.0.255.1"', '"192.168.100.249"', "null"]
+    others = ['"010.0.0.1"', '"1.2.3.00"', '"1.2.3.256"', '"1.2.3"', '"a"']
+    assert [accepts(compiled, answer) for answer in answers] == [True] * len(answers)
+    assert [accepts(compiled, other) for other in others] == [False] * len(others)
+
+
 def nested(levels: int) -> Any:
     schema: Any = INTEGER
     for _ in range(levels):

@@ -36,6 +36,8 @@ FORMATS = frozenset(
         "relative-json-pointer",
     }
 )
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"^({_BYTE}\.){{3}}{_BYTE}$"
 INTEGER_FORMATS = {
     "int8": (-(2**7), 2**7 - 1),
     "int16": (-(2**15), 2**15 - 1),
