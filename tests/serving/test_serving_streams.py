@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -273,3 +274,19 @@ def test_a_refusal_of_the_dying_engine_is_503(service, engine) -> None:
         assert call.status == 503
 
     run(test)
+
+
+@EVERY_ROUTE
+def test_what_was_recorded_is_there_with_the_last_words(service, route) -> None:
+    """Who asked for the paths of an answer as soon as it had all of it heard of no such answer."""
+    known: list[bool] = []
+
+    class Reader(Exchange):
+        async def _send(self, message: dict[str, Any]) -> None:
+            if b"[DONE]" in message.get("body", b""):
+                known.append("mine" in service.records and not service.in_flight)
+            await super()._send(message)
+
+    run(Reader(make_app(service), route, BODIES[route] | {"stream": True, "rid": "mine"}).run)
+    assert known == [True]
+    assert service.records["mine"].finishes == ["stop"]

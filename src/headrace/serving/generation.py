@@ -41,6 +41,7 @@ class Generation:
         self.service, self._submits = service, submits
         self._streams: list[Deltas] = []
         self._firsts: list[Delta] = []
+        self._is_closed = False
         self._prompt_tokens = [len(submit.prompt_token_ids) for submit in submits]
         self._cached_tokens = [0] * len(submits)
         self._token_at: dict[tuple[int, int], float] = {}  # of each choice, its latest
@@ -77,10 +78,11 @@ class Generation:
             if len(self._streams) == 1:
                 async for delta in self._streams[0]:
                     yield 0, self._counted(0, delta)
-                return
-            async with aclosing(_merged(self._streams)) as merged:
-                async for place, delta in merged:
-                    yield place, self._counted(place, delta)
+            else:
+                async with aclosing(_merged(self._streams)) as merged:
+                    async for place, delta in merged:
+                        yield place, self._counted(place, delta)
+        await self._close(None)  # who reads the last words may ask at once for what was recorded
 
     @property
     def prompt_tokens(self) -> int:
@@ -123,9 +125,12 @@ class Generation:
         self._token_at[choice] = now
 
     async def _close(self, error: BaseException | None) -> None:
-        """Leave nothing behind: what runs is aborted, the record ends."""
+        """Leave nothing behind, once: what runs is aborted, the record ends."""
         for stream in self._streams:
             await stream.aclose()
+        if self._is_closed:
+            return
+        self._is_closed = True
         service, record = self.service, self.record
         service.waiting.difference_update(service.in_flight.pop(record.id))
         record.prompt_tokens = self.prompt_tokens
