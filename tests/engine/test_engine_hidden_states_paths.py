@@ -49,7 +49,11 @@ def test_a_prefill_graph(llama: Reference, monkeypatch: pytest.MonkeyPatch) -> N
     assert "hidden states of inner layers are asked, which recorded segments" in refusals(engine)
 
 
-def test_a_cpu_graph(llama_folder: Path) -> None:
+def test_a_cpu_graph(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces run as they were traced: what is compiled is tested beside the compiler."""
+    monkeypatch.setattr(
+        "headrace.execution.compiled_pieces.compile_piece", lambda piece, _: piece.graph
+    )
     params = [asking("last"), PLAIN, asking("all")]  # three rows, padded to four
     expected = run_all(make_engine(llama_folder, cpu_graph="off"), prompts()[:3], params)
     engine = make_engine(llama_folder, cpu_graph="on", max_running_requests=4)

@@ -13,6 +13,8 @@ from headrace.request.sampling_params import SamplingParams
 
 NEW_TOKENS = 14
 LENGTHS = (1, 5, 15, 16, 17, 33, 64, 100)
+PAGE_SIZES = (1, 16, 64)
+CHUNKS = (1, 7, 64, 512)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
 SAMPLED = [
@@ -48,20 +50,30 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(f"{request.param}_folder")
 
 
-@pytest.fixture(scope="module", params=list(PARAMS))
-def case(request: pytest.FixtureRequest, folder: Path) -> tuple[list[SamplingParams], Comparison]:
-    params = PARAMS[request.param]
-    engine = make_engine(folder, enable_prefix_cache=False, page_size=16)
-    return params, Comparison(run_alone(engine, prompts(), params))
-
-
 Case = tuple[list[SamplingParams], Comparison]
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
-def test_batch_of_eight_in_chunks(folder: Path, case: Case, page_size: int, chunk: int) -> None:
-    params, comparison = case
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> list[Case]:
+    engine = make_engine(folder, enable_prefix_cache=False, page_size=16)
+    return [
+        (params, Comparison(run_alone(engine, prompts(), params))) for params in PARAMS.values()
+    ]
+
+
+@pytest.fixture(scope="module", params=range(len(PARAMS)), ids=list(PARAMS))
+def case(request: pytest.FixtureRequest, cases: list[Case]) -> Case:
+    return cases[request.param]
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_batch_of_eight_in_chunks(
+    folder: Path, cases: list[Case], page_size: int, chunk: int
+) -> None:
+    """Greedy and sampled in turn, and where one family is greedy, the other is sampled."""
+    turn = PAGE_SIZES.index(page_size) + CHUNKS.index(chunk) + ("gemma" in folder.name)
+    params, comparison = cases[turn % len(cases)]
     engine = make_engine(folder, page_size=page_size, chunked_prefill_size=chunk)
     outputs = run_all(engine, prompts(), params)
     comparison.check(outputs)
