@@ -36,6 +36,7 @@ FORMATS = frozenset(
         "relative-json-pointer",
     }
 )
+# xgrammar takes 010.0.0.1, too, which most readers refuse and some read as octal.
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"^({_BYTE}\.){{3}}{_BYTE}$"
 INTEGER_FORMATS = {
@@ -118,6 +119,9 @@ def string_in_their_terms(keywords: dict[str, Any], within_text: bool, at: Point
         )
     if "pattern" in keywords:
         keywords["pattern"] = checked_pattern(keywords["pattern"], at)
+    if keywords.get("format") == "ipv4":
+        del keywords["format"]
+        keywords["pattern"] = _IPV4
     if within_text and lengths:
         low, high = keywords.pop("minLength", 0), keywords.pop("maxLength", "")
         if max(low, high or 0) > MAX_LENGTH_WITHIN_TEXT:
