@@ -9,6 +9,7 @@ paged kernels of that day reached 343 and 515 (32 query and 8 KV heads of 128, b
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -103,12 +104,8 @@ def fresh_attention(q: Tensor, k: Tensor, v: Tensor, run: FreshRun, scale: float
     shape = (run.rows, run.length)
     queries, keys, values = (part.unflatten(0, shape).transpose(1, 2) for part in (q, k, v))
     grouped = q.shape[1] > k.shape[1]
-    if q.is_cuda:
-        with sdpa_kernel(CUDA_KERNELS, set_priority=True):
-            result = functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
-            )
-    else:
+    kernels = sdpa_kernel(CUDA_KERNELS, set_priority=True) if q.is_cuda else nullcontext()
+    with kernels:
         result = functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
         )

@@ -12,7 +12,7 @@ from headrace.sampling.host_mask import set_bits
 
 log = get_logger(__name__)
 
-# A sequence whose masks take longer would hold up everybody's steps: it ends.
+# A sequence whose masks take more of the loop's computing time would hold up everybody: it ends.
 MASK_SECONDS = 1.0  # one of them
 ALL_MASKS_SECONDS = 10.0  # those of an answer together
 
@@ -46,7 +46,7 @@ class GrammarMask:
         return True
 
     def narrow(self, output_ids: Sequence[int], allowed: Tensor) -> None:
-        started = time.monotonic()
+        started = time.thread_time()
         try:
             self._follow(output_ids)
             if not self.failure:
@@ -54,7 +54,7 @@ class GrammarMask:
         except Exception as error:
             log.error("A grammar failed", exc_info=error)
             self.failure = f"The grammar failed: {type(error).__name__}: {str(error)[:300]}"
-        seconds = time.monotonic() - started
+        seconds = time.thread_time() - started
         self._seconds += seconds
         if seconds > MASK_SECONDS or self._seconds > ALL_MASKS_SECONDS:
             self.failure = (
