@@ -24,9 +24,10 @@ chat: ## talk with a real model
 	@scripts/setup_venv.sh demo
 	@$(HEADRACE) chat $(MODEL)
 
+# Dozens of processes start, so what Python compiled is kept, whatever the shell says.
 test: ## all tests but slow and GPU ones, within 6 minutes on 2 cores
 	@scripts/setup_venv.sh dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n 2 --dist worksteal
 
 test-slow: ## the slow tests
 	@scripts/setup_venv.sh dev
