@@ -39,7 +39,8 @@ def main(descriptor: int, seconds: float, size_bytes: int) -> None:
         )
         vocabulary(frozenset())
         os.nice(NICENESS)
-        _limit_memory(size_bytes)
+        if sys.platform == "linux":  # elsewhere there is no such limit
+            _limit_memory(size_bytes)
         while connection.poll(IDLE_SECONDS):
             structured, shown = connection.recv()
             _try(vocabulary(shown), structured, tokens.vocab_size, seconds)
