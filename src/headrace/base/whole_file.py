@@ -38,12 +38,17 @@ def remove_left_behind(path: Path) -> None:
     for file in path.parent.iterdir():
         if not file.name.startswith(f".{path.name}."):
             continue
-        process = file.name.removeprefix(_ours(path)).partition(".")[0]
-        is_ours = file.name.startswith(_ours(path)) and process.isdecimal()
-        is_dead = is_ours and not _runs(int(process))
-        if is_dead or time.time() - file.lstat().st_mtime > _SECONDS_OF_A_DAY:
-            logger.info("removing %s, which a killed run left behind", file)
-            file.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process ends what it writes at any moment
+            if _is_left_behind(file, path):
+                logger.info("removing %s, which a killed run left behind", file)
+                file.unlink()
+
+
+def _is_left_behind(file: Path, path: Path) -> bool:
+    process = file.name.removeprefix(_ours(path)).partition(".")[0]
+    is_ours = file.name.startswith(_ours(path)) and process.isdecimal()
+    is_dead = is_ours and not _runs(int(process))
+    return is_dead or time.time() - file.lstat().st_mtime > _SECONDS_OF_A_DAY
 
 
 def _ours(path: Path) -> str:
