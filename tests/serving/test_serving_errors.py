@@ -239,6 +239,7 @@ def test_unknown_paths_methods_and_models(http: TestClient) -> None:
         ("/completions/", "did you mean /v1/completions?"),
         ("/completion", "did you mean /v1/completions?"),
         ("/reset_prefix_cache", "use /flush_cache"),
+        ("/api/generate", "use /v1/completions"),
         ("/v1/load_lora_adapter", "this version does not have it"),
         ("/v1/v1/embeddings", "did you mean /v1/embeddings?"),
         ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),

@@ -14,6 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 NOT_HERE = "this version does not have it"
+TEXT_ONLY = "models here read and write text only"
 _LONGEST = 100  # characters of a name that is compared with ours
 _NEAR = 0.7  # of difflib: stop_ids is near to stop_token_ids, max_length to nothing
 
@@ -24,7 +25,7 @@ class OtherWords:
 
     Attributes:
         renamed: their name -> ours; the value stays as it is.
-        switches: their switch -> our options with their values; none: it is always on.
+        switches: their switch -> our options with their values; none: it is always so.
         advice: their name -> what to use in its place, or why there is nothing.
         families: a word in their names, as the lora of enable_lora -> why there are none of these.
     """

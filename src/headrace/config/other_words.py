@@ -1,6 +1,6 @@
 """What vLLM and SGLang call the options of an engine, and what stands for them here."""
 
-from headrace.base.unknown_names import NOT_HERE, OtherWords
+from headrace.base.unknown_names import NOT_HERE, TEXT_ONLY, OtherWords
 
 ONE_DEVICE = "this version runs on one device; leave it out"
 _EAGER = {"decode_graph": "off", "prefill_graph": "off"}
@@ -12,7 +12,6 @@ _ON_SERVER = "headrace serve has it"
 _GIVEN_BACK = "pages are taken as sequences grow; when there are none, one gives its own back"
 _ONE_GRAMMAR = "there is one, xgrammar"
 _EVERY_MODEL = "every model generates, and every model embeds"
-_TEXT = "models here read and write text only"
 _ONE_STEP = "results are read after every step"
 _DEFAULTS = "what a request leaves out is as the checkpoint's generation_config.json says"
 _CONFIG = "change config.json in a copy of the checkpoint's folder"
@@ -162,7 +161,7 @@ ENGINE_WORDS = OtherWords(
         **dict.fromkeys(("dist", "dp", "eplb", "nccl", "parallel", "rank"), ONE_DEVICE),
         **dict.fromkeys(("disaggregation", "hicache", "speculative"), NOT_HERE),
         **dict.fromkeys(("lora", "loras"), NOT_HERE),
-        **dict.fromkeys(("mm", "multimodal"), _TEXT),
+        **dict.fromkeys(("mm", "multimodal"), TEXT_ONLY),
         "moe": "there is one way to run experts",
     },
 )

@@ -1,6 +1,6 @@
 """What vLLM and SGLang call methods, arguments and results of an `LLM`, and what there is here."""
 
-from headrace.base.unknown_names import NOT_HERE, OtherWords
+from headrace.base.unknown_names import NOT_HERE, TEXT_ONLY, OtherWords
 from headrace.request.other_words import SAMPLING_WORDS
 from headrace.request.sampling_params import SamplingParams
 
@@ -25,7 +25,7 @@ GENERATE_WORDS = OtherWords(
     advice={
         **OPTION_WORDS.advice,
         **dict.fromkeys(("input_ids", "prompt_token_ids"), "prompts may be lists of token ids"),
-        **dict.fromkeys(("image_data", "multi_modal_data"), "models here read and write text only"),
+        **dict.fromkeys(("image_data", "multi_modal_data"), TEXT_ONLY),
         "lora_request": NOT_HERE,
         "priority": "prompts of a call run in their order; a server has it",
         "return_logprob": "use SamplingParams(logprobs=...)",

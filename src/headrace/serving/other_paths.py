@@ -2,9 +2,7 @@
 
 from collections.abc import Collection
 
-from headrace.base.unknown_names import NOT_HERE, OtherWords
-
-_TEXT = "models here read and write text only"
+from headrace.base.unknown_names import NOT_HERE, TEXT_ONLY, OtherWords
 
 PATH_WORDS = OtherWords(
     renamed={
@@ -21,8 +19,8 @@ PATH_WORDS = OtherWords(
     },
     advice={
         **dict.fromkeys(("/classify", "/sleep", "/v1/moderations", "/wake_up"), NOT_HERE),
-        **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions"), _TEXT),
-        "/v1/images/generations": _TEXT,
+        **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions"), TEXT_ONLY),
+        "/v1/images/generations": TEXT_ONLY,
     },
     families=dict.fromkeys(("lora", "memory", "weights"), NOT_HERE),
 )
@@ -36,6 +34,8 @@ def meant(asked: str, paths: Collection[str]) -> str:
         paths: those that there are.
     """
     asked = asked.rstrip("/")
+    if exact := PATH_WORDS.exact_answer(asked):
+        return exact
     near = [
         path
         for path in paths

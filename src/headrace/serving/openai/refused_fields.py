@@ -10,20 +10,19 @@ from difflib import get_close_matches
 
 from pydantic import BaseModel
 
-from headrace.base.unknown_names import NOT_HERE
+from headrace.base.unknown_names import NOT_HERE, TEXT_ONLY
 from headrace.request.other_words import ABSENT, FIELD_WORDS, SAMPLING_WORDS
 from headrace.serving.errors import invalid
 from headrace.serving.ignored_fields import MOST_TOLD
 from headrace.serving.service import Service
 
 OF_CHATS = "/v1/chat/completions has it"
-_TEXT_ONLY = "this model reads and writes text only"
 
 REFUSED = {
     **ABSENT,
     **{name: f"use {ours}" for name, ours in FIELD_WORDS.renamed.items()},
     **{name: SAMPLING_WORDS.advice[name] for name in ("do_sample", "eos_token_id", "max_length")},
-    "audio": _TEXT_ONLY,
+    "audio": TEXT_ONLY,
     "bootstrap_host": NOT_HERE,
     "bootstrap_room": NOT_HERE,
     "container": "code is not run here",
@@ -36,10 +35,10 @@ REFUSED = {
     "functions": "functions became tools; send tools and tool_choice",
     "grammar": "use ebnf",
     "guided_whitespace_pattern": "JSON comes in one line, or as structured_outputs says",
-    "image_data": _TEXT_ONLY,
+    "image_data": TEXT_ONLY,
     "mcp_servers": "tools are called by the client",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "modalities": _TEXT_ONLY,
+    "mm_processor_kwargs": TEXT_ONLY,
+    "modalities": TEXT_ONLY,
     "output_format": "send it as output_config.format",
     "options": "its fields stand beside the others",
     "prediction": NOT_HERE,
@@ -52,7 +51,7 @@ REFUSED = {
     "suffix": "models here continue text and do not fill in",
     "thinking": "pass what the template knows as chat_template_kwargs",
     "verbosity": NOT_HERE,
-    "video_data": _TEXT_ONLY,
+    "video_data": TEXT_ONLY,
     "web_search_options": NOT_HERE,
 }
 # Values with which a refused field asks for nothing.
