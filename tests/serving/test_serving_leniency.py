@@ -6,6 +6,7 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
+from headrace.request.outcome import Finished
 from headrace.serving.app import make_app
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -114,6 +115,12 @@ def test_tokens_are_those_of_what_runs(make_service, reasoner, route: str) -> No
             for tools in ([], [theirs], [ours], [ours, theirs])
         ]
     assert counts[0] == counts[1] != counts[2] == counts[3]
+
+
+def test_a_message_of_one_token_ends_by_that(lenient: TestClient, engine: FakeEngine) -> None:
+    engine.finished = Finished("length")
+    body = {"messages": MESSAGES, "max_tokens": 0}
+    assert lenient.post("/v1/messages", json=body).json()["stop_reason"] == "max_tokens"
 
 
 def test_what_can_be_honoured_still_is(lenient: TestClient, engine: FakeEngine) -> None:

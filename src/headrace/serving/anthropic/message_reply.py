@@ -51,7 +51,7 @@ class MessageReply:
 
     def __init__(self, plan: ChatPlan, generation: Generation, model: str, most: int) -> None:
         self._generation, self._model = generation, model
-        self._is_cut = plan.submit.params.max_tokens != most
+        self._is_cut = (plan.submit.params.max_tokens or most) < most
         self._interpreter = plan.interpreter()
         self._blocks = Blocks(self._interpreter)
         self._reason: str | None = None
