@@ -119,6 +119,7 @@ def test_a_verb_with_an_engine_takes_the_flags_of_other_engines(monkeypatch) -> 
         (("-tp", "2"), "-tp is 2. This version runs on one device; leave it out."),
         (("--schedule-policy=lpm",), "--schedule-policy is lpm. Requests run by their priority"),
         (("--tp",), "--tp needs a value."),
+        (("--cuda-graph-bs",), "--cuda-graph-bs needs a value."),
         (("--max-num-seqs", "4k"), "'4k' is not a whole number like 4096"),
         (("--mem-fraction-static", "90%"), "'90%' is not a number like 0.5"),
     ],

@@ -119,19 +119,19 @@ def in_our_names(typed: Sequence[str]) -> list[str]:
             if asked not in ONLY[name]:
                 why = ENGINE_WORDS.exact_answer(name.lstrip("-").replace("-", "_"))
                 raise ConfigError(f"{name} is {asked}", why=why)
-        elif name != ALIASES.get(name, name) == _GRAPH_SIZES and not equals:
-            ours += [_GRAPH_SIZES, ",".join(_leading_numbers(left))]
+        elif ALIASES.get(name) == _GRAPH_SIZES and not equals:
+            ours += [_GRAPH_SIZES, ",".join(_sizes_of(name, left))]
         else:
             ours.append(ALIASES.get(name, name) + equals + value)
     return ours
 
 
-def _leading_numbers(left: list[str]) -> list[str]:
-    """Take what stands in front as 1 2 4, in one word or many."""
-    numbers = [left.pop(0)] if left else []
+def _sizes_of(name: str, left: list[str]) -> list[str]:
+    """Take the sizes in front, in one word or many."""
+    sizes = [_value_of(name, left)]
     while left and left[0].isdecimal():
-        numbers.append(left.pop(0))
-    return numbers
+        sizes.append(left.pop(0))
+    return sizes
 
 
 def _value_of(name: str, left: list[str]) -> str:
