@@ -1,12 +1,15 @@
 """The process that tries grammars: what takes for ever, too much or breaks it hurts nobody else."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from grammar_walks import accepts, backend, form
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnavailableError
+from headrace.sampling.grammar import trial
+from headrace.sampling.grammar.compiler import GrammarCompiler
 from headrace.sampling.grammar.trial import GrammarTrial
 from headrace.sampling.grammar.xgrammar_backend import XgrammarBackend
 
@@ -53,6 +56,30 @@ def test_what_takes_too_much_is_refused_and_the_next_one_is_not(compiler: Xgramm
         assert accepts(compiler.compile(form(regex="ab")), "ab")
         with pytest.raises(RequestError, match=f"grammar of structured takes {why}"):
             compiler.compile(form(grammar=text))
+
+
+def test_a_machine_that_starts_no_process_is_not_the_fault_of_the_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "PROGRAM", ("/no/such/program",))
+    compiler = GrammarCompiler(backend)
+    with pytest.raises(UnavailableError, match="cannot be started"):
+        compiler.start(form(regex="ab")).wait()
+    compiler.close()
+
+
+def test_a_process_that_fails_at_its_start_is_not_started_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = "from headrace.sampling.grammar import trial_program as it; import sys;"
+    program += (
+        "it.XgrammarVocabulary = lambda *_: open('/no/such/file'); it.main(int(sys.argv[1]), 1, 1)"
+    )
+    monkeypatch.setattr(trial, "PROGRAM", (sys.executable, "-c", program))
+    compiler = backend()
+    with pytest.raises(RequestError, match="ended with status 1"):
+        compiler.compile(form(regex="ab"))
+    compiler.close()
 
 
 def test_nothing_is_tried_after_the_end(compiler: XgrammarBackend) -> None:

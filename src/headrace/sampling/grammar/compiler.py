@@ -166,7 +166,7 @@ class GrammarCompiler:
         compiled, error = None, None
         try:
             compiled = self._loaded().compile(structured)
-        except RequestError as refusal:
+        except HeadraceError as refusal:
             error = refusal
         except Exception as failure:
             log.error("A grammar could not be compiled", exc_info=failure)

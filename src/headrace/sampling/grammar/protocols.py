@@ -36,7 +36,8 @@ class GrammarBackend(Protocol):
     """What compiles grammars for one vocabulary; called from several threads at once."""
 
     def compile(self, structured: StructuredOutput) -> CompiledGrammar:
-        """Ends in bounded time. Raises `RequestError` with what is wrong with the grammar."""
+        """Ends in bounded time. Raises `RequestError` with what is wrong with the grammar,
+        `UnavailableError` when none can be compiled now."""
 
     def close(self) -> None:
         """Let go of what compiles."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any
 
-from headrace.base.errors import RequestError
+from headrace.base.errors import RequestError, UnavailableError
 from headrace.request.structured_output import StructuredOutput
 
 PROGRAM = (sys.executable, "-m", "headrace.sampling.grammar.trial_program")
@@ -72,6 +72,7 @@ class GrammarTrial:
 
         Raises:
             RequestError: it takes too much.
+            UnavailableError: no process can be started.
         """
         with self._turn:
             while (status := self._run(structured, shown)) == 0:
@@ -81,8 +82,9 @@ class GrammarTrial:
 
     def close(self) -> None:
         self._is_closed = True
-        if self._running is not None:
-            self._running[0].kill()  # who waits for it hears of that
+        running = self._running  # which ends with its form at any moment
+        if running is not None:
+            running[0].kill()  # who waits for it hears of that
         with self._turn:
             self._end()
 
@@ -92,8 +94,7 @@ class GrammarTrial:
             raise RequestError("The engine was closed")
         if self._running is not None and self._running[0].poll() is not None:
             self._end()  # for want of work, or killed in a pause
-        self._running = self._running or self._start()
-        _, connection = self._running
+        _, connection = self._running or self._start()
         try:
             connection.send((structured, shown))
             connection.recv()
@@ -113,13 +114,23 @@ class GrammarTrial:
     def _start(self) -> tuple[subprocess.Popen[bytes], Any]:
         ours, theirs = Pipe()
         with theirs:
-            process = subprocess.Popen(
-                [*PROGRAM, str(theirs.fileno()), str(self._seconds), str(self._size_bytes)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not for it
-            )
+            try:
+                process = subprocess.Popen(
+                    [*PROGRAM, str(theirs.fileno()), str(self._seconds), str(self._size_bytes)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is not for it
+                )
+            except OSError as error:
+                raise UnavailableError(
+                    "No grammar can be compiled now",
+                    why=f"the process that tries them cannot be started: {error}",
+                    remedy="Try again later",
+                ) from error
+        self._running = process, ours
+        if self._is_closed:  # meanwhile, and saw no process to end
+            process.kill()
         with contextlib.suppress(OSError):  # it is gone: who asks it something hears of that
             ours.send(self._tokens)
         return process, ours
