@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import logging
 from collections.abc import Iterator
 from unittest import mock
 
@@ -39,6 +40,16 @@ def grammars_untried() -> Iterator[None]:
     """The process that tries grammars takes seconds to start, and engines come by the hundred."""
     with mock.patch.object(GrammarTrial, "run", return_value=None):
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A verb of the command line sets up the log of its program; the next test has none yet."""
+    log = logging.getLogger("headrace")
+    handlers, level = log.handlers[:], log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture
