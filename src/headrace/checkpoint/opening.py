@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.base.errors import CheckpointError, ConfigError, NotFoundError, UnsupportedError
-from headrace.base.shown import shown
 from headrace.checkpoint.folder_files import (
     SUPPORTED_FORMATS,
     folder_tokenizer_source,
@@ -73,7 +72,7 @@ def with_asked_template(
     file = Path(config.chat_template)
     if not file.is_file():
         raise ConfigError(
-            f"chat_template is {shown(config.chat_template)}",
+            f"chat_template is {str(file)!r}",
             why="there is no such file",
             remedy="Give the path of a file with the template in Jinja",
         )
