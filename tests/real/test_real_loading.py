@@ -11,9 +11,9 @@ from headrace import LLM
 pytestmark = pytest.mark.real
 
 CPU_SECONDS = 15.0
-"""0.7 to 1.0 on one thread of a 2-core machine, 5 where Python compiles a new installation's modules
-meanwhile; this thread's time: others may use the clock, and threads that earlier tests left may use
-the processor. Unpacking weights value by value in Python takes minutes."""
+"""0.7 to 1.0 on one thread of a 2-core machine, 5 where Python compiles the modules of a new
+installation meanwhile; this thread's time: others may use the clock, and threads that earlier tests
+left may use the processor. Unpacking weights value by value in Python takes minutes."""
 
 
 def test_smollm2_loads_fast() -> None:
