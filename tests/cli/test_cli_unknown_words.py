@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from headrace.cli import bench_serve
+from headrace.cli import bench_serve_flags
 from headrace.cli.engine_flags import engine_config
 from headrace.cli.main import main
 from headrace.cli.other_flags import OF_BENCH_SERVE, ONLY
@@ -84,13 +84,13 @@ def test_flags_of_other_benchmarks_are_answered(flag: str, answer: str, capsys) 
 )
 def test_the_endpoint_of_a_benchmark_may_be_its_path(typed: str, endpoint: str) -> None:
     parser = argparse.ArgumentParser()
-    bench_serve.add_flags(parser)
+    bench_serve_flags.add_flags(parser)
     assert parser.parse_args(["--endpoint", typed]).endpoint == endpoint
 
 
 def test_answers_are_for_flags_that_a_benchmark_has_not() -> None:
     parser = argparse.ArgumentParser()
-    bench_serve.add_flags(parser)
+    bench_serve_flags.add_flags(parser)
     flags = parser._option_string_actions
     assert not flags.keys() & OF_BENCH_SERVE.keys()
     named = re.findall(r"--[a-z-]+", " ".join(OF_BENCH_SERVE.values()))

@@ -3,7 +3,7 @@
 import argparse
 
 from headrace.bench.shapes import shape_names
-from headrace.cli import bench_serve
+from headrace.cli import bench_serve_flags
 from headrace.cli.engine_flags import add_engine_flags, add_model
 from headrace.cli.flags import at_least_two, positive, positives, whole
 from headrace.cli.other_flags import OF_BENCH_SERVE
@@ -20,7 +20,7 @@ def add_kinds(bench: Parser) -> None:
     _step(kinds)
     _startup(kinds)
     parser = _kind(kinds, "serve", "load on any OpenAI-compatible server", "bench_serve:run")
-    bench_serve.add_flags(parser)
+    bench_serve_flags.add_flags(parser)
     parser.answers |= OF_BENCH_SERVE
     _ceilings(kinds)
     parser = _kind(kinds, "plot", "draw time against floor from JSON lines", "bench:plot")
