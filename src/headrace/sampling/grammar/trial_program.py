@@ -20,12 +20,11 @@ import torch
 
 from headrace.request.structured_output import StructuredOutput
 from headrace.sampling.grammar.trial import OUT_OF_MEMORY, TokenBytes
-from headrace.sampling.grammar.xgrammar_backend import XgrammarVocabulary
+from headrace.sampling.grammar.xgrammar_backend import MAX_VOCABULARIES, XgrammarVocabulary
 from headrace.sampling.host_mask import mask_words
 
 NICENESS = 10  # steps go first
 IDLE_SECONDS = 300.0  # after which it ends, with all the memory it holds
-MAX_VOCABULARIES = 4  # each copies the bytes of all tokens
 STEPS = 16  # of an answer: a mask that takes for ever would hold up everybody
 
 
